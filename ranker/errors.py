@@ -1,0 +1,9 @@
+"""The errors of the model plane. Each line says when it is raised."""
+
+
+class RankerError(Exception):
+    """The ranker cannot be used as configured; the message is one line that says why and what to change."""
+
+
+class DeviceBroken(Exception):
+    """The accelerator's context is not to be trusted any more: the process must end after its report."""
