@@ -1,0 +1,510 @@
+"""The scheduler: collect, judge, lease, record, submit. Pure but for its `Pool`, `Store` and `Clock`.
+
+One tick is one transaction: what the workers reported, what follows from it and what is leased next are
+committed together, and only then are the new leases sent. A driver that dies in between leaves leases
+that nobody works on, never work that nobody knows of.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from random import Random
+
+from jobs.protocol import (
+    Clock,
+    Died,
+    Done,
+    ErrorReport,
+    Failed,
+    Lease,
+    Loss,
+    Pool,
+    PoolEvent,
+    Progress,
+    Ready,
+    Refused,
+    Store,
+    WorkerId,
+    WorkerInfo,
+)
+from jobs.retry import RetryPolicy, Verdict, backoff, classify, exhausted
+from jobs.spans import Spans
+from shards.types import Event, EventKind, Failure, Footer, History, Shard, ShardKey, ShardState, Stage
+
+log = logging.getLogger("rescore")
+
+
+class StopKind(StrEnum):
+    """refused: the user must change something. breaker: nothing succeeds. fatal: the output fails."""
+
+    REFUSED = "refused"
+    BREAKER = "breaker"
+    FATAL = "fatal"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """Why the run ends before its work does."""
+
+    kind: StopKind
+    message: str
+    traceback: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class WorkerView:
+    """A worker that is ready: what it holds, until when, and what it has done."""
+
+    info: WorkerInfo
+    held: dict[ShardKey, Lease] = field(default_factory=dict)
+    deadline: float = 0.0
+    keys: int = 0
+    shards: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+    progress: dict[ShardKey, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True, kw_only=True)
+class Tally:
+    """What this run has done so far, in keys (documents × queries) and shards."""
+
+    scored: int = 0
+    dead: int = 0
+    shards_done: int = 0
+    shards_dead: int = 0
+    adopted: int = 0
+    retries: int = 0
+    deaths: int = 0
+    stale: int = 0
+
+
+class Scheduler:
+    """Drives `shards` to done or dead on the workers of `pool`.
+
+    `histories` is what the manifest knows of them from earlier runs. `trusted` says that the ranker has
+    already scored something. Call `tick` until `finished`; then, or after `stop` is set, `abandon`.
+    """
+
+    def __init__(
+        self,
+        shards: Sequence[Shard],
+        *,
+        pool: Pool,
+        store: Store,
+        clock: Clock,
+        random: Random,
+        policy: RetryPolicy,
+        histories: Mapping[ShardKey, History] | None = None,
+        in_flight: int = 2,
+        trusted: bool = False,
+    ) -> None:
+        self._pool, self._store, self._clock, self._random = pool, store, clock, random
+        self._policy, self._in_flight = policy, in_flight
+        self._shards = {shard.key: shard for shard in shards}
+        fresh = History(state=ShardState.PENDING)
+        self._histories = {key: (histories or {}).get(key, fresh) for key in self._shards}
+        self._losses: dict[ShardKey, int] = {}
+        self._untried = Spans([s for s in shards if self._is_untried(s)])
+        self._waiting: list[tuple[float, int, ShardKey]] = []
+        self._suspects: deque[ShardKey] = deque()
+        self._barren: set[ShardKey] = set()
+        self._unfinished = set(self._shards)
+        self._events: list[Event] = []
+        self._streak = 0
+        self._start_failures = 0
+        self._last_tick = clock.monotonic()
+        self.workers: dict[WorkerId, WorkerView] = {}
+        self.tally = Tally()
+        self.trusted = trusted
+        self.draining = False
+        self.stop: Stop | None = None
+        for shard in shards:
+            self._queue_again(shard)
+
+    def _is_untried(self, shard: Shard) -> bool:
+        history = self._histories[shard.key]
+        return not (history.failed or history.died or shard.unreadable)
+
+    def _queue_again(self, shard: Shard) -> None:
+        """At the start: what earlier runs had trouble with does not go through the ordinary spans."""
+        history = self._histories[shard.key]
+        if shard.unreadable:
+            self._bury(shard, _unreadable(shard))
+        elif exhausted(history, self._policy):
+            self._bury(shard, _spent(shard, history))
+        elif history.died:
+            self._suspects.append(shard.key)
+        elif history.failed:
+            self._wait(shard.key, 0.0)
+
+    # -- what the driver sees ------------------------------------------------------------------------
+
+    @property
+    def finished(self) -> bool:
+        """Nothing is left to do; or nothing is in flight and nothing new may be leased."""
+        return not self._unfinished or (self.draining and not self.leased)
+
+    @property
+    def leased(self) -> int:
+        """Shards in flight."""
+        return sum(len(worker.held) for worker in self.workers.values())
+
+    @property
+    def unfinished(self) -> int:
+        """Shards that are neither done nor dead."""
+        return len(self._unfinished)
+
+    @property
+    def keys_in_flight(self) -> int:
+        """Keys that went through a forward pass of a shard that is not done yet."""
+        return sum(sum(worker.progress.values()) for worker in self.workers.values())
+
+    def unfinished_docs(self) -> int:
+        """Documents of the shards that are neither done nor dead."""
+        return sum(self._shards[key].docs for key in self._unfinished)
+
+    def drain(self) -> None:
+        """Lease nothing more; what is in flight may finish."""
+        self.draining = True
+
+    def abandon(self, reason: str) -> None:
+        """Give up what is in flight, charged to nobody, and record it."""
+        for worker in self.workers.values():
+            for lease in list(worker.held.values()):
+                self._record(EventKind.RELEASED, lease, worker=worker.info, message=reason)
+            worker.held.clear()
+            worker.progress.clear()
+        self._commit()
+
+    # -- one tick ------------------------------------------------------------------------------------
+
+    def tick(self, timeout_s: float = 1.0) -> None:
+        """Collect, judge, lease, record, submit. Waits at most `timeout_s` for something to happen."""
+        for event in self._pool.poll(timeout_s):
+            self._handle(event)
+        self._expire(timeout_s)
+        leases = [] if self.draining or self.stop else self._assign()
+        self._commit()
+        for worker, lease in leases:
+            self._pool.submit(worker, lease)
+
+    def _handle(self, event: PoolEvent) -> None:
+        match event:
+            case Ready():
+                self._start_failures = 0
+                self.workers[event.worker] = WorkerView(info=event.info)
+            case Refused():
+                self._on_refused(event)
+            case Died():
+                self._on_died(event)
+            case Progress() | Done() | Failed():
+                self._on_report(event)
+
+    def _on_report(self, event: Progress | Done | Failed) -> None:
+        worker = self.workers.get(event.worker)
+        lease = worker.held.get(event.key) if worker else None
+        if worker is None or lease is None or lease.attempt != event.attempt:
+            # A zombie's or an old attempt's. Its part, if it wrote one, is found by whoever tries again.
+            self.tally.stale += 1
+            log.info("refused a stale report of %s: %s attempt %d", event.worker, event.key, event.attempt)
+            return
+        worker.deadline = self._clock.monotonic() + self._policy.lease_s
+        match event:
+            case Progress():
+                worker.progress[event.key] = event.keys
+            case Done():
+                self._let_go(worker, lease)
+                worker.keys += event.footer.expected
+                worker.shards += 1
+                for stage, seconds in event.seconds.items():
+                    worker.seconds[stage] = worker.seconds.get(stage, 0.0) + seconds
+                self._done(lease.shard, event.footer, lease.attempt, worker.info, adopted=event.adopted)
+            case Failed():
+                self._let_go(worker, lease)
+                self._on_failed(event, lease, worker.info)
+
+    def _done(
+        self, shard: Shard, footer: Footer, attempt: int, worker: WorkerInfo | None, *, adopted: bool
+    ) -> None:
+        kind = EventKind.DEAD if footer.whole else EventKind.DONE
+        self._events.append(
+            Event(
+                kind=kind,
+                shard_id=shard.shard_id,
+                generation=shard.generation,
+                attempt=attempt,
+                worker=worker.worker if worker else footer.worker,
+                node=worker.node if worker else "",
+                footer=footer,
+                adopted=adopted,
+            )
+        )
+        self._unfinished.discard(shard.key)
+        self._barren.discard(shard.key)
+        self.tally.scored += footer.scored
+        self.tally.dead += footer.dead
+        self.tally.adopted += adopted
+        if footer.whole:
+            self.tally.shards_dead += 1
+        else:
+            self.tally.shards_done += 1
+        if footer.scored:
+            self.trusted = True
+            self._streak = 0
+
+    def _on_failed(self, event: Failed, lease: Lease, worker: WorkerInfo) -> None:
+        if event.barren:
+            self._barren.add(lease.key)
+            self._record(EventKind.RELEASED, lease, worker=worker, error=event.error)
+            self._try_again(lease.key)
+            self._mind_streak(event.error, what="every document of a shard failed while scoring")
+            return
+        verdict = classify(event.error)
+        if verdict is Verdict.FATAL:
+            kind = StopKind.REFUSED if "RankerError" in event.error.bases else StopKind.FATAL
+            self._record(EventKind.RELEASED, lease, worker=worker, error=event.error)
+            self._halt(kind, event.error, event.error.message)
+            return
+        if verdict is Verdict.INFRASTRUCTURE:
+            self._lost(lease, worker, event.error)
+            return
+        history = replace(self._histories[lease.key], failed=self._histories[lease.key].failed + 1)
+        self._histories[lease.key] = history
+        self._record(EventKind.FAILED, lease, worker=worker, error=event.error)
+        if verdict is Verdict.PERMANENT or exhausted(history, self._policy):
+            self._bury(lease.shard, _failure(lease.shard, event.error), worker=worker.worker)
+        else:
+            self._try_again(lease.key)
+        self._mind_streak(event.error, what="shard after shard failed")
+
+    def _mind_streak(self, error: ErrorReport, *, what: str) -> None:
+        """The circuit breaker: failures in a row, and nothing has ever succeeded."""
+        self._streak += 1
+        only_barren = bool(self._barren) and self._unfinished <= self._barren
+        if not self.trusted and (self._streak >= self._policy.breaker_after or only_barren):
+            self._halt(StopKind.BREAKER, error, f"{what}, {self._streak} in a row and none succeeded")
+
+    def _halt(self, kind: StopKind, error: ErrorReport, message: str) -> None:
+        if self.stop is None:
+            cause = "" if message == error.message else f": {error.error_type}: {error.message}"
+            self.stop = Stop(kind=kind, message=message + cause, traceback=error.traceback)
+
+    # -- workers that go -----------------------------------------------------------------------------
+
+    def _on_refused(self, event: Refused) -> None:
+        if event.fatal:
+            self._halt(StopKind.REFUSED, event.error, event.error.message)
+            return
+        self._mind_starts(event.error)
+
+    def _mind_starts(self, error: ErrorReport) -> None:
+        self._start_failures += 1
+        if self._start_failures >= self._policy.breaker_after and not self.workers:
+            self._halt(StopKind.BREAKER, error, f"{self._start_failures} workers in a row could not start")
+
+    def _on_died(self, event: Died) -> None:
+        worker = self.workers.pop(event.worker, None)
+        self._untried.release(event.worker)
+        error = ErrorReport(
+            error_type="WorkerDied",
+            bases=("WorkerDied",),
+            message=event.message,
+            traceback="",
+            stage=Stage.WORKER,
+        )
+        if worker is None:
+            if event.loss is Loss.PROCESS:
+                self._mind_starts(error)
+            return
+        self.tally.deaths += 1
+        for lease in worker.held.values():
+            self._judge_orphan(lease, worker.info, error, EventKind.DIED, event.loss)
+
+    def _expire(self, timeout_s: float) -> None:
+        """End the workers that made no progress within their lease."""
+        now = self._clock.monotonic()
+        gap, self._last_tick = now - self._last_tick, now
+        if gap > 2 * timeout_s + 1.0:
+            # The driver itself was away (suspended, a slow disk): nobody could renew a lease meanwhile.
+            for worker in self.workers.values():
+                worker.deadline += gap
+        for worker_id, worker in list(self.workers.items()):
+            if not worker.held or worker.deadline > now:
+                continue
+            self._pool.kill(worker_id)
+            del self.workers[worker_id]
+            self._untried.release(worker_id)
+            self.tally.deaths += 1
+            error = ErrorReport(
+                error_type="LeaseExpired",
+                bases=("LeaseExpired",),
+                message=f"no progress for {self._policy.lease_s:g} s; the worker was killed",
+                traceback="",
+                stage=Stage.WORKER,
+            )
+            for lease in worker.held.values():
+                self._judge_orphan(lease, worker.info, error, EventKind.HUNG, Loss.PROCESS)
+
+    def _judge_orphan(
+        self, lease: Lease, worker: WorkerInfo, error: ErrorReport, kind: EventKind, loss: Loss
+    ) -> None:
+        """A worker is gone: look for its part before blaming anything."""
+        footer = self._store.find(lease.shard)
+        if footer is not None:
+            self._done(lease.shard, footer, lease.attempt, worker, adopted=True)
+        elif loss is not Loss.PROCESS:
+            self._lost(lease, worker, error)
+        else:
+            history = replace(self._histories[lease.key], died=self._histories[lease.key].died + 1)
+            self._histories[lease.key] = history
+            self._record(kind, lease, worker=worker, error=error)
+            self.tally.retries += 1
+            if exhausted(history, self._policy):
+                self._bury(lease.shard, _failure(lease.shard, error), worker=worker.worker)
+            else:
+                self._suspects.append(lease.key)
+
+    def _lost(self, lease: Lease, worker: WorkerInfo, error: ErrorReport) -> None:
+        """Charged to the infrastructure, not to the shard."""
+        losses = self._losses[lease.key] = self._losses.get(lease.key, 0) + 1
+        self._record(EventKind.RELEASED, lease, worker=worker, error=error)
+        if losses >= self._policy.max_losses:
+            self._bury(lease.shard, _failure(lease.shard, error), worker=worker.worker)
+        else:
+            self._try_again(lease.key, losses)
+
+    # -- leasing -------------------------------------------------------------------------------------
+
+    def _assign(self) -> list[tuple[WorkerId, Lease]]:
+        leases: list[tuple[WorkerId, Lease]] = []
+        reserved = self._reserve()
+        # One each before a second each: with few shards left, every worker still gets one.
+        for depth in range(1, self._in_flight + 1):
+            for worker_id, worker in self.workers.items():
+                if len(worker.held) >= depth:
+                    continue
+                shard = self._next_shard(worker_id, worker, reserved)
+                if shard is not None:
+                    leases.append((worker_id, self._lease(shard, worker)))
+        return leases
+
+    def _reserve(self) -> set[WorkerId]:
+        """Workers that take suspects, one at a time and nothing beside it; at most half of them."""
+        busy = {w for w, view in self.workers.items() if any(self._is_suspect(k) for k in view.held)}
+        room = max(1, len(self.workers) // 2) - len(busy)
+        idlest = sorted((len(v.held), w) for w, v in self.workers.items() if w not in busy)
+        return busy | {w for _, w in idlest[: max(0, min(room, len(self._suspects)))]}
+
+    def _is_suspect(self, key: ShardKey) -> bool:
+        return self._histories[key].died > 0
+
+    def _next_shard(self, worker_id: WorkerId, worker: WorkerView, reserved: set[WorkerId]) -> Shard | None:
+        if worker_id in reserved:
+            # Alone on its worker, a suspect that kills it again takes no innocent along.
+            return self._shards[self._suspects.popleft()] if self._suspects and not worker.held else None
+        if self._waiting and self._waiting[0][0] <= self._clock.monotonic():
+            return self._shards[heapq.heappop(self._waiting)[2]]
+        return self._untried.take(worker_id)
+
+    def _lease(self, shard: Shard, worker: WorkerView) -> Lease:
+        history = self._histories[shard.key]
+        history = replace(history, attempts=history.attempts + 1)
+        self._histories[shard.key] = history
+        lease = Lease(
+            shard=shard, attempt=history.attempts, charged=history.failed + 1, trusted=self.trusted
+        )
+        if not worker.held:
+            worker.deadline = self._clock.monotonic() + self._policy.lease_s
+        worker.held[shard.key] = lease
+        self._record(EventKind.LEASED, lease, worker=worker.info)
+        return lease
+
+    def _try_again(self, key: ShardKey, failures: int | None = None) -> None:
+        self.tally.retries += 1
+        n = failures or max(1, self._histories[key].failed)
+        self._wait(key, backoff(n, self._policy, self._random))
+
+    def _wait(self, key: ShardKey, seconds: float) -> None:
+        heapq.heappush(self._waiting, (self._clock.monotonic() + seconds, len(self._waiting), key))
+
+    def _let_go(self, worker: WorkerView, lease: Lease) -> None:
+        del worker.held[lease.key]
+        worker.progress.pop(lease.key, None)
+
+    # -- recording -----------------------------------------------------------------------------------
+
+    def _bury(self, shard: Shard, failure: Failure, *, worker: str = "") -> None:
+        """The whole shard is dead: its part says so before the manifest does."""
+        history = self._histories[shard.key]
+        footer = self._store.bury(
+            shard, failure, attempt=history.attempts, attempts=max(1, history.failed), worker=worker
+        )
+        self._done(shard, footer, history.attempts, None, adopted=not footer.whole)
+
+    def _record(
+        self,
+        kind: EventKind,
+        lease: Lease,
+        *,
+        worker: WorkerInfo,
+        error: ErrorReport | None = None,
+        message: str = "",
+    ) -> None:
+        self._events.append(
+            Event(
+                kind=kind,
+                shard_id=lease.shard.shard_id,
+                generation=lease.shard.generation,
+                attempt=lease.attempt,
+                worker=worker.worker,
+                node=worker.node,
+                error_type=error.error_type if error else "",
+                message=error.message if error else message,
+                traceback=error.traceback if error else "",
+            )
+        )
+
+    def _commit(self) -> None:
+        if self._events:
+            events, self._events = self._events, []
+            self._store.commit(events)
+
+
+def _failure(shard: Shard, error: ErrorReport) -> Failure:
+    """The one failure that stands for all documents of a dead shard."""
+    return Failure(
+        row=None if shard.unreadable else shard.first_row,
+        doc_id=None,
+        stage=error.stage,
+        error_type=error.error_type,
+        message=error.message,
+        traceback=error.traceback,
+    )
+
+
+def _unreadable(shard: Shard) -> Failure:
+    return Failure(
+        row=None,
+        doc_id=None,
+        stage=Stage.READ,
+        error_type="UnreadableFile",
+        message=f"{shard.file}: {shard.unreadable}",
+        traceback="",
+    )
+
+
+def _spent(shard: Shard, history: History) -> Failure:
+    return Failure(
+        row=shard.first_row,
+        doc_id=None,
+        stage=Stage.WORKER,
+        error_type="BudgetSpent",
+        message=f"{history.failed} failed attempts and {history.died} dead workers before this run; "
+        "see the table `attempts`",
+        traceback="",
+    )
