@@ -74,7 +74,8 @@ class RankerConfig(_Section):
         default=None, description="Tokens of query and document together; default: the checkpoint's own."
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        default="auto", description="auto: float32 on CPUs, bfloat16 on CUDA; fixed at a model_version's first run."
+        default="auto",
+        description="auto: float32 on CPUs, bfloat16 on CUDA; fixed at a model_version's first run.",
     )
     batch_tokens: Annotated[int, Field(ge=16)] | None = Field(
         default=None, description="Padded tokens in one forward pass; default: by device."
@@ -94,7 +95,7 @@ class RankerConfig(_Section):
     def _name(cls, value: Any) -> Any:
         # An unquoted 2026.11 is a float in YAML, and 2026.10 would silently become 2026.1.
         if not isinstance(value, str):
-            raise ValueError("must be text; put it in quotes")  # noqa: TRY004 - pydantic wants ValueError
+            raise ValueError("must be text; put it in quotes")
         return value
 
     @model_validator(mode="after")
@@ -124,16 +125,21 @@ class Workers(_Section):
         default="auto", description="auto: as many as the cluster has room for."
     )
     cpus: Annotated[float, Field(gt=0)] | Literal["auto"] = Field(
-        default="auto", description="CPUs of one worker; auto: a node's CPUs over its GPUs, or 1 without GPUs."
+        default="auto",
+        description="CPUs of one worker; auto: a node's CPUs over its GPUs, or 1 without GPUs.",
     )
     gpus: Annotated[float, Field(ge=0)] | Literal["auto"] = Field(
-        default="auto", description="GPUs of one worker; auto: 1 where the cluster has or can get any, else 0."
+        default="auto",
+        description="GPUs of one worker; auto: 1 where the cluster has or can get any, else 0.",
     )
     in_flight: Annotated[int, Field(ge=1, le=16)] = Field(
-        default=2, description="Shards a worker holds: one is scored, the others are read and tokenised ahead."
+        default=2,
+        description="Shards a worker holds: one is scored, the others are read and tokenised ahead.",
     )
     accelerator_type: str | None = Field(default=None, description="Ray's name of a GPU type, such as A100.")
-    resources: dict[str, float] = Field(default_factory=dict, description="Custom Ray resources of one worker.")
+    resources: dict[str, float] = Field(
+        default_factory=dict, description="Custom Ray resources of one worker."
+    )
 
 
 class Retry(_Section):
@@ -230,14 +236,20 @@ def _one_line(error: ValidationError) -> str:
 
 
 def _is_branch(part: int | str) -> bool:
-    return isinstance(part, str) and (part.startswith(("constrained", "literal[")) or part in {"int", "float", "str"})
+    return isinstance(part, str) and (
+        part.startswith(("constrained", "literal[")) or part in {"int", "float", "str"}
+    )
 
 
 def _known_keys(loc: tuple[int | str, ...]) -> str:
     section: type[BaseModel] = Config
     for part in loc[:-1]:
         field = section.model_fields.get(str(part))
-        if field is None or not isinstance(field.annotation, type) or not issubclass(field.annotation, BaseModel):
+        if (
+            field is None
+            or not isinstance(field.annotation, type)
+            or not issubclass(field.annotation, BaseModel)
+        ):
             return ""
         section = field.annotation
     return " (known: " + ", ".join(f.alias or n for n, f in section.model_fields.items()) + ")"

@@ -415,9 +415,7 @@ class Scheduler:
         history = self._histories[shard.key]
         history = replace(history, attempts=history.attempts + 1)
         self._histories[shard.key] = history
-        lease = Lease(
-            shard=shard, attempt=history.attempts, charged=history.failed + 1, trusted=self.trusted
-        )
+        lease = Lease(shard=shard, attempt=history.attempts, charged=history.failed + 1, trusted=self.trusted)
         if not worker.held:
             worker.deadline = self._clock.monotonic() + self._policy.lease_s
         worker.held[shard.key] = lease

@@ -1,0 +1,327 @@
+"""The pool of Ray actors. Never reuses a handle after a death; never lets Ray retry anything."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import ray
+from ray.exceptions import (
+    ActorUnavailableError,
+    NodeDiedError,
+    OutOfMemoryError,
+    RayActorError,
+    RayError,
+    RayTaskError,
+)
+
+from jobs.protocol import Died, ErrorReport, Failed, Lease, Loss, PoolEvent, Ready, Refused, WorkerId
+from jobs.worker import Worker, WorkerSpec, describe, is_refusal
+from shards.types import Stage
+
+log = logging.getLogger("rescore")
+
+_RECOUNT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """What one worker takes of the cluster, and how many workers are wanted now."""
+
+    count: int
+    cpus: float
+    gpus: float
+    in_flight: int
+    accelerator_type: str | None = None
+    resources: dict[str, float] = field(default_factory=dict)
+
+    def options(self) -> dict[str, Any]:
+        """For `ActorClass.options`. One thread more than shards in flight: a call must never queue behind
+        another that waits for its turn at a stage."""
+        options: dict[str, Any] = {
+            "num_cpus": self.cpus,
+            "num_gpus": self.gpus,
+            "max_restarts": 0,
+            "max_task_retries": 0,
+            "max_concurrency": self.in_flight + 1,
+        }
+        if self.accelerator_type:
+            options["accelerator_type"] = self.accelerator_type
+        if self.resources:
+            options["resources"] = self.resources
+        return options
+
+    def __str__(self) -> str:
+        wants = [f"{self.cpus:g} CPU"]
+        if self.gpus:
+            wants.append(
+                f"{self.gpus:g} GPU" + (f" ({self.accelerator_type})" if self.accelerator_type else "")
+            )
+        wants += [f"{amount:g} {name}" for name, amount in self.resources.items()]
+        return " + ".join(wants)
+
+
+@dataclass(slots=True)
+class _Member:
+    handle: Any
+    starting: Any
+    """The pending reply of `start`, or None once the worker is ready."""
+    since: float
+    calls: dict[Any, Lease] = field(default_factory=dict)
+
+
+class RayPool:
+    """`Pool` on Ray. `spec(worker_id)` says what a new worker is told; `place()` what is wanted now."""
+
+    def __init__(self, spec: Callable[[WorkerId], WorkerSpec], place: Callable[[], Placement]) -> None:
+        self._spec, self._place = spec, place
+        self._placement = place()
+        self._members: dict[WorkerId, _Member] = {}
+        self._started = 0
+        self._recounted = time.monotonic()
+        self._actor = ray.remote(Worker)
+        self._fill()
+
+    # -- the Pool protocol ---------------------------------------------------------------------------
+
+    def poll(self, timeout_s: float) -> Sequence[PoolEvent]:
+        """What happened; see `jobs.protocol.Pool`."""
+        events: list[PoolEvent] = []
+        waits = self._waits()
+        if not waits:
+            time.sleep(timeout_s)
+        ready = ray.wait(list(waits), num_returns=1, timeout=timeout_s)[0] if waits else []
+        while ready:
+            # Everything that is ready now, one item a call and round: no worker can starve another.
+            for ref in ray.wait(list(waits), num_returns=len(waits), timeout=0)[0] or ready:
+                event = self._collect(waits[ref], ref)
+                if event is not None:
+                    events.append(event)
+            waits = self._waits()
+            ready = ray.wait(list(waits), num_returns=1, timeout=0)[0] if waits and len(events) < 512 else []
+        self._recount()
+        return events
+
+    def submit(self, worker: WorkerId, lease: Lease) -> None:
+        """Send the lease. A worker that is already gone is reported by the next `poll`."""
+        member = self._members.get(worker)
+        if member is not None:
+            call = member.handle.score.options(num_returns="streaming").remote(lease)
+            member.calls[call] = lease
+
+    def kill(self, worker: WorkerId) -> None:
+        """End the worker and start another."""
+        self._discard(worker)
+        self._fill()
+
+    def close(self) -> None:
+        """End every worker."""
+        for worker in list(self._members):
+            self._discard(worker)
+
+    # -- what the driver shows -----------------------------------------------------------------------
+
+    @property
+    def wanted(self) -> int:
+        """Workers wanted now."""
+        return self._placement.count
+
+    def waiting(self) -> str | None:
+        """What the pool has waited for these ten seconds or more, in one line; None if for nothing."""
+        now = time.monotonic()
+        late = [
+            now - m.since for m in self._members.values() if m.starting is not None and now - m.since > 10
+        ]
+        if not late:
+            return None
+        free, total = ray.available_resources(), ray.cluster_resources()
+        has = ", ".join(f"{free.get(r, 0):g} of {total.get(r, 0):g} {r}" for r in ("CPU", "GPU"))
+        return (
+            f"waiting {max(late):.0f} s for {len(late)} of {self.wanted} workers "
+            f"({self._placement} each); free in the cluster: {has}"
+        )
+
+    # -- members -------------------------------------------------------------------------------------
+
+    def _waits(self) -> dict[Any, WorkerId]:
+        waits: dict[Any, WorkerId] = {}
+        for worker, member in self._members.items():
+            if member.starting is not None:
+                waits[member.starting] = worker
+            for call in member.calls:
+                waits[call] = worker
+        return waits
+
+    def _fill(self) -> None:
+        while len(self._members) < self._placement.count:
+            self._started += 1
+            worker = f"w{self._started}"
+            handle = self._actor.options(**self._placement.options()).remote(self._spec(worker))
+            starting = _start(handle)
+            self._members[worker] = _Member(handle, starting, time.monotonic())
+
+    def _recount(self) -> None:
+        if time.monotonic() - self._recounted > _RECOUNT_S:
+            self._recounted = time.monotonic()
+            count = max(self._place().count, 1)
+            # Nodes that joined get workers; those that left are not waited for. A busy worker stays.
+            self._placement = replace(self._placement, count=count)
+            surplus = len(self._members) - count
+            for worker in [w for w, m in self._members.items() if m.starting is not None][: max(0, surplus)]:
+                self._discard(worker)
+            self._fill()
+
+    def _discard(self, worker: WorkerId) -> None:
+        member = self._members.pop(worker, None)
+        if member is not None:
+            ray.kill(member.handle, no_restart=True)
+
+    def _collect(self, worker: WorkerId, ref: Any) -> PoolEvent | None:
+        member = self._members.get(worker)
+        if member is None:
+            return None
+        try:
+            if ref is member.starting:
+                return self._on_started(worker, member, ray.get(ref))
+            try:
+                item: PoolEvent = ray.get(next(ref))
+            except StopIteration:
+                member.calls.pop(ref, None)
+                return None
+            return item
+        except RayTaskError as e:
+            # The actor itself never raises: this is Ray failing to run the call, or a bug of ours.
+            return self._on_task_error(worker, member, ref, e)
+        except RayError as e:
+            return self._on_death(worker, e)
+
+    def _on_started(self, worker: WorkerId, member: _Member, reply: Any) -> PoolEvent:
+        member.starting = None
+        if isinstance(reply, ErrorReport):
+            self._discard(worker)
+            self._fill()
+            return Refused(worker=worker, error=reply, fatal=is_refusal(reply))
+        return Ready(worker=worker, info=reply)
+
+    def _on_task_error(
+        self, worker: WorkerId, member: _Member, ref: Any, e: RayTaskError
+    ) -> PoolEvent | None:
+        error = describe(e, Stage.WORKER)
+        lease = member.calls.pop(ref, None)
+        if lease is None:
+            self._discard(worker)
+            self._fill()
+            return Refused(worker=worker, error=error, fatal=False)
+        return Failed(worker=worker, key=lease.key, attempt=lease.attempt, error=error)
+
+    def _on_death(self, worker: WorkerId, e: RayError) -> PoolEvent:
+        loss = self._loss(worker, e)
+        self._discard(worker)
+        self._fill()
+        return Died(worker=worker, loss=loss, message=_first_lines(e))
+
+    def _loss(self, worker: WorkerId, e: RayError) -> Loss:
+        if isinstance(e, OutOfMemoryError):
+            return Loss.MEMORY
+        if isinstance(e, NodeDiedError | ActorUnavailableError) or not isinstance(e, RayActorError):
+            return Loss.NODE
+        text = str(e).lower()
+        return (
+            Loss.NODE
+            if "node" in text
+            and ("died" in text or "dead" in text or "terminated" in text)
+            and ("its node has died" in text or "node was terminated" in text or "node_died" in text)
+            else Loss.PROCESS
+        )
+
+
+def _start(handle: Any) -> Any:
+    return handle.start.remote()
+
+
+def _first_lines(e: RayError) -> str:
+    """Ray's words without the addresses and hints below them."""
+    lines = [line.strip() for line in str(e).splitlines() if line.strip()]
+    return " ".join(lines)[:1000]
+
+
+# -- the cluster --------------------------------------------------------------------------------------
+
+
+def connect() -> str:
+    """Join the cluster that RAY_ADDRESS or this machine's running head names, or start a local one.
+
+    Returns how to name it to a person. Nothing of the actors' output is forwarded to the driver's
+    terminal: it goes to Ray's log files, with node and shard on every line.
+    """
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+    if ray.is_initialized():
+        return "the Ray cluster of this process"
+    context = ray.init(
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        include_dashboard=_dashboard(),
+        configure_logging=True,
+    )
+    address = context.address_info.get("gcs_address") or context.address_info.get("address")
+    return str(address)
+
+
+def _dashboard() -> bool | None:
+    # Only a cluster that we start ourselves is asked for: it serves one run and needs no page.
+    return None if os.environ.get("RAY_ADDRESS") else False
+
+
+def can_have_gpus() -> bool:
+    """Whether the cluster has GPUs, or its autoscaler could bring some."""
+    return ray.cluster_resources().get("GPU", 0) > 0 or _possible().get("GPU", 0) > 0
+
+
+def _possible() -> dict[str, float]:
+    from ray._private.state import state
+
+    return dict(state.get_max_resources_from_cluster_config() or {})
+
+
+def placement(
+    *,
+    count: int | None,
+    cpus: float | None,
+    gpus: float,
+    in_flight: int,
+    accelerator_type: str | None,
+    resources: dict[str, float],
+) -> Placement:
+    """A `Placement` for the cluster as it is now; None means auto. At least one worker is always wanted:
+    on a cluster scaled to zero it is what asks the autoscaler for a node."""
+    nodes = [n["Resources"] for n in ray.nodes() if n["Alive"]]
+    if cpus is None:
+        cpus = _auto_cpus(nodes, gpus)
+    room = sum(_fits(node, cpus, gpus, resources) for node in nodes)
+    possible = _possible()
+    if not room and possible:
+        room = _fits(possible, cpus, gpus, resources)
+    return Placement(
+        count=count if count is not None else max(1, room),
+        cpus=cpus,
+        gpus=gpus,
+        in_flight=in_flight,
+        accelerator_type=accelerator_type,
+        resources=resources,
+    )
+
+
+def _auto_cpus(nodes: Iterable[dict[str, float]], gpus: float) -> float:
+    if not gpus:
+        return 1.0
+    shares = [node.get("CPU", 1.0) // (node["GPU"] / gpus) for node in nodes if node.get("GPU", 0) >= gpus]
+    return max(1.0, min(shares, default=1.0))
+
+
+def _fits(node: dict[str, float], cpus: float, gpus: float, resources: dict[str, float]) -> int:
+    wants = {"CPU": cpus, "GPU": gpus, **resources}
+    return int(min((node.get(r, 0.0) // amount for r, amount in wants.items() if amount), default=0))
