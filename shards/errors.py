@@ -29,13 +29,13 @@ class ManifestError(RescoreError):
     """The live manifest is damaged or newer than this program."""
 
 
-class PartDamaged(RescoreError):
+class PartDamaged(RescoreError):  # noqa: N818
     """A part is not what its writer wrote: its hash, its footer or its Parquet structure is wrong."""
 
 
-class CorpusChanged(RescoreError):
+class CorpusChanged(RescoreError):  # noqa: N818
     """A planned file is no longer the file that was planned; noticed while a shard was read."""
 
 
-class ShardUnreadable(RescoreError):
+class ShardUnreadable(RescoreError):  # noqa: N818
     """A shard's rows cannot be read, and trying again would not help (a damaged page, a missing column)."""

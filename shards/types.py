@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -66,6 +68,8 @@ class Shard:
     `start` counts rows within the row group, `first_row` is the same row counted within the file.
     `excluded` are offsets from `start` that are no documents of this corpus (duplicates elsewhere).
     `generation` 0 is the plan's; a redrive makes a shard of a later generation with `only` some offsets.
+    `only_queries` stands beside `only` where single queries of a document are redriven: for each offset
+    the query ids that are asked for, or None for all of them; empty: all queries for every offset.
     """
 
     shard_id: str
@@ -80,6 +84,7 @@ class Shard:
     excluded: tuple[int, ...] = ()
     generation: int = 0
     only: tuple[int, ...] | None = None
+    only_queries: tuple[tuple[str, ...] | None, ...] = ()
     unreadable: str | None = None
 
     @property
@@ -90,6 +95,12 @@ class Shard:
     def docs(self) -> int:
         """How many documents a part of this shard must account for."""
         return len(self.only) if self.only is not None else self.rows - len(self.excluded)
+
+    def keys(self, queries: int) -> int:
+        """How many keys (documents × queries) a part of this shard must account for: `Footer.expected`."""
+        if self.only_queries:
+            return sum(queries if asked is None else len(asked) for asked in self.only_queries)
+        return self.docs * queries
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,8 +120,9 @@ class Failure:
 class Footer:
     """What a part says about itself: the sole verdict on the documents of its shard and generation.
 
-    `expected` keys = documents × queries; `scored + dead == expected`. A shard that is dead as a whole
-    (`whole`) has no rows and one failure, which stands for all its keys.
+    `expected` keys = documents × queries; `scored + dead == expected`. A failure without a `query_id`
+    stands for all of its document's queries. A shard that is dead as a whole (`whole`) has no rows and
+    one failure, which stands for all its keys.
     """
 
     model_version: str
@@ -149,6 +161,12 @@ class Binding:
     components: Mapping[str, str]
     label_scores: bool = False
     """Whether parts carry all labels' scores beside the one that ranks."""
+
+    @property
+    def digest(self) -> str:
+        """Hex digest of the components; a part carries it, so that scores of two rankers never mix."""
+        value = json.dumps([dict(self.components), self.label_scores], sort_keys=True)
+        return hashlib.blake2b(value.encode(), digest_size=16).hexdigest()
 
 
 class EventKind(StrEnum):
@@ -214,6 +232,10 @@ class History:
     """Attempts charged to the shard."""
     died: int = 0
     """Workers that died or hung while they held the shard."""
+    released: int = 0
+    """Leases that ended without a verdict and were charged to nobody (infrastructure, a drain, a lost part)."""
+    voided: int = 0
+    """Those of them that a dead driver left behind."""
     first_leased_at: datetime | None = None
 
 
