@@ -5,5 +5,5 @@ class RankerError(Exception):
     """The ranker cannot be used as configured; the message is one line that says why and what to change."""
 
 
-class DeviceBroken(Exception):
+class DeviceBroken(Exception):  # noqa: N818 - a state of the device, not a wrong use
     """The accelerator's context is not to be trusted any more: the process must end after its report."""

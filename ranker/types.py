@@ -75,9 +75,15 @@ class Ranker(Protocol):
     `prepare` may run in one thread while `score` runs in another; neither runs twice at the same time.
     """
 
-    info: Mapping[str, str]
-    """What was resolved: device, dtype, threads, library versions, batch_tokens. For people."""
-    label_scores: bool
+    @property
+    def info(self) -> Mapping[str, str]:
+        """What was resolved: device, dtype, threads, library versions, batch_tokens. For people."""
+        ...
+
+    @property
+    def label_scores(self) -> bool:
+        """Whether the model has several labels, so that `Scored.label_scores` is not None."""
+        ...
 
     def prepare(self, pairs: Sequence[Pair]) -> Prepared:
         """Tokenise n pairs. A pair that cannot be tokenised becomes a failure, never an exception."""

@@ -1,0 +1,40 @@
+"""From a spec to a ranker in this process. torch is imported only where the kind needs it."""
+
+from __future__ import annotations
+
+import os
+
+from ranker.custom import CustomBackend
+from ranker.errors import RankerError
+from ranker.score import ShardRanker
+from ranker.types import Ranker, RankerSpec
+
+
+def load(spec: RankerSpec, *, threads: int, device: str = "auto") -> Ranker:
+    """Build the ranker in this process.
+
+    Args:
+        spec: what to load.
+        threads: CPU threads for torch and the tokenizer (Ray sets OMP_NUM_THREADS=1 in its workers).
+        device: "auto" (cuda if there is one, else cpu), "cpu", "cuda" or "cuda:N".
+
+    Raises:
+        RankerError: the ranker cannot be used as configured; one line that says what, where and what to do.
+        DeviceBroken: the accelerator fails at the first touch.
+    """
+    set_threads(threads)
+    match spec.kind:
+        case "custom":
+            return ShardRanker(CustomBackend(spec), {"kind": "custom", "threads": str(threads)})
+        case "cross-encoder" | "bi-encoder":
+            from ranker.checkpoint import load_transformer
+
+            return load_transformer(spec, threads=threads, device=device)
+    raise RankerError(f"ranker.kind is {spec.kind!r}: use cross-encoder, bi-encoder or custom")
+
+
+def set_threads(threads: int) -> None:
+    """Say how many threads native code may use; the pools read these variables once, when they first start."""
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    os.environ["RAYON_NUM_THREADS"] = str(threads)
+    os.environ["TOKENIZERS_PARALLELISM"] = "true" if threads > 1 else "false"
