@@ -61,9 +61,7 @@ class RankerConfig(_Section):
     kind: Literal["cross-encoder", "bi-encoder", "custom"] = Field(
         default="cross-encoder", description="How pairs are scored."
     )
-    checkpoint: str | None = Field(
-        default=None, description="Directory of a checkpoint, or a Hub id (org/name)."
-    )
+    checkpoint: str | None = Field(default=None, description="Directory of a checkpoint, or a Hub id (org/name).")
     revision: str | None = Field(default=None, description="Branch, tag or commit of a Hub id.")
     class_: str | None = Field(
         default=None, alias="class", description="`module:Name` of your own ranker (kind: custom)."
@@ -85,9 +83,7 @@ class RankerConfig(_Section):
         description="document: a long pair loses only document tokens. "
         "reference: as the reference library does it (the longer side loses first).",
     )
-    score_label: int | str | None = Field(
-        default=None, description="Which label ranks, for a model with several."
-    )
+    score_label: int | str | None = Field(default=None, description="Which label ranks, for a model with several.")
     trust_remote_code: bool = Field(default=False, description="Run code that comes with the checkpoint.")
 
     @field_validator("model_version", mode="before")
@@ -137,9 +133,7 @@ class Workers(_Section):
         description="Shards a worker holds: one is scored, the others are read and tokenised ahead.",
     )
     accelerator_type: str | None = Field(default=None, description="Ray's name of a GPU type, such as A100.")
-    resources: dict[str, float] = Field(
-        default_factory=dict, description="Custom Ray resources of one worker."
-    )
+    resources: dict[str, float] = Field(default_factory=dict, description="Custom Ray resources of one worker.")
 
 
 class Retry(_Section):
@@ -245,11 +239,7 @@ def _known_keys(loc: tuple[int | str, ...]) -> str:
     section: type[BaseModel] = Config
     for part in loc[:-1]:
         field = section.model_fields.get(str(part))
-        if (
-            field is None
-            or not isinstance(field.annotation, type)
-            or not issubclass(field.annotation, BaseModel)
-        ):
+        if field is None or not isinstance(field.annotation, type) or not issubclass(field.annotation, BaseModel):
             return ""
         section = field.annotation
     return " (known: " + ", ".join(f.alias or n for n, f in section.model_fields.items()) + ")"

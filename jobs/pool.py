@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,15 +13,15 @@ from typing import Any
 import ray
 from ray.exceptions import (
     ActorUnavailableError,
-    NodeDiedError,
     OutOfMemoryError,
     RayActorError,
     RayError,
     RayTaskError,
 )
 
-from jobs.protocol import Died, ErrorReport, Failed, Lease, Loss, PoolEvent, Ready, Refused, WorkerId
+from jobs.protocol import Died, ErrorReport, Failed, Lease, Loss, PoolEvent, Ready, Refused, WorkerId, WorkerInfo
 from jobs.worker import Worker, WorkerSpec, describe, is_refusal
+from ranker.errors import DeviceBroken
 from shards.types import Stage
 
 log = logging.getLogger("rescore")
@@ -58,11 +59,16 @@ class Placement:
     def __str__(self) -> str:
         wants = [f"{self.cpus:g} CPU"]
         if self.gpus:
-            wants.append(
-                f"{self.gpus:g} GPU" + (f" ({self.accelerator_type})" if self.accelerator_type else "")
-            )
+            wants.append(f"{self.gpus:g} GPU" + (f" ({self.accelerator_type})" if self.accelerator_type else ""))
         wants += [f"{amount:g} {name}" for name, amount in self.resources.items()]
         return " + ".join(wants)
+
+
+class _Actor(Worker):
+    """A `Worker` that knows which node it is on."""
+
+    def start(self, node: str = "") -> WorkerInfo | ErrorReport:
+        return super().start(node or ray.get_runtime_context().get_node_id())
 
 
 @dataclass(slots=True)
@@ -71,6 +77,7 @@ class _Member:
     starting: Any
     """The pending reply of `start`, or None once the worker is ready."""
     since: float
+    node: str = ""
     calls: dict[Any, Lease] = field(default_factory=dict)
 
 
@@ -83,7 +90,7 @@ class RayPool:
         self._members: dict[WorkerId, _Member] = {}
         self._started = 0
         self._recounted = time.monotonic()
-        self._actor = ray.remote(Worker)
+        self._actor = ray.remote(_Actor)
         self._fill()
 
     # -- the Pool protocol ---------------------------------------------------------------------------
@@ -98,9 +105,7 @@ class RayPool:
         while ready:
             # Everything that is ready now, one item a call and round: no worker can starve another.
             for ref in ray.wait(list(waits), num_returns=len(waits), timeout=0)[0] or ready:
-                event = self._collect(waits[ref], ref)
-                if event is not None:
-                    events.append(event)
+                events += self._collect(waits[ref], ref)
             waits = self._waits()
             ready = ray.wait(list(waits), num_returns=1, timeout=0)[0] if waits and len(events) < 512 else []
         self._recount()
@@ -133,9 +138,7 @@ class RayPool:
     def waiting(self) -> str | None:
         """What the pool has waited for these ten seconds or more, in one line; None if for nothing."""
         now = time.monotonic()
-        late = [
-            now - m.since for m in self._members.values() if m.starting is not None and now - m.since > 10
-        ]
+        late = [now - m.since for m in self._members.values() if m.starting is not None and now - m.since > 10]
         if not late:
             return None
         free, total = ray.available_resources(), ray.cluster_resources()
@@ -161,8 +164,7 @@ class RayPool:
             self._started += 1
             worker = f"w{self._started}"
             handle = self._actor.options(**self._placement.options()).remote(self._spec(worker))
-            starting = _start(handle)
-            self._members[worker] = _Member(handle, starting, time.monotonic())
+            self._members[worker] = _Member(handle, handle.start.remote(), time.monotonic())
 
     def _recount(self) -> None:
         if time.monotonic() - self._recounted > _RECOUNT_S:
@@ -180,67 +182,62 @@ class RayPool:
         if member is not None:
             ray.kill(member.handle, no_restart=True)
 
-    def _collect(self, worker: WorkerId, ref: Any) -> PoolEvent | None:
+    def _collect(self, worker: WorkerId, ref: Any) -> list[PoolEvent]:
         member = self._members.get(worker)
         if member is None:
-            return None
+            return []
         try:
             if ref is member.starting:
-                return self._on_started(worker, member, ray.get(ref))
+                return [self._on_started(worker, member, ray.get(ref))]
             try:
-                item: PoolEvent = ray.get(next(ref))
+                item = ray.get(next(ref))
             except StopIteration:
                 member.calls.pop(ref, None)
-                return None
-            return item
+                return []
+            return self._on_item(worker, item)
         except RayTaskError as e:
             # The actor itself never raises: this is Ray failing to run the call, or a bug of ours.
-            return self._on_task_error(worker, member, ref, e)
+            return [self._on_task_error(worker, member, ref, e)]
         except RayError as e:
-            return self._on_death(worker, e)
+            return [self._on_death(worker, member, e)]
+
+    def _on_item(self, worker: WorkerId, item: PoolEvent) -> list[PoolEvent]:
+        if isinstance(item, Failed) and DeviceBroken.__name__ in item.error.bases:
+            self.kill(worker)
+            return [item, Died(worker=worker, loss=Loss.NODE, message=item.error.message)]
+        return [item]
 
     def _on_started(self, worker: WorkerId, member: _Member, reply: Any) -> PoolEvent:
         member.starting = None
         if isinstance(reply, ErrorReport):
-            self._discard(worker)
-            self._fill()
+            self.kill(worker)
             return Refused(worker=worker, error=reply, fatal=is_refusal(reply))
+        member.node = reply.node
         return Ready(worker=worker, info=reply)
 
-    def _on_task_error(
-        self, worker: WorkerId, member: _Member, ref: Any, e: RayTaskError
-    ) -> PoolEvent | None:
+    def _on_task_error(self, worker: WorkerId, member: _Member, ref: Any, e: RayTaskError) -> PoolEvent:
         error = describe(e, Stage.WORKER)
         lease = member.calls.pop(ref, None)
         if lease is None:
-            self._discard(worker)
-            self._fill()
+            self.kill(worker)
             return Refused(worker=worker, error=error, fatal=False)
         return Failed(worker=worker, key=lease.key, attempt=lease.attempt, error=error)
 
-    def _on_death(self, worker: WorkerId, e: RayError) -> PoolEvent:
-        loss = self._loss(worker, e)
-        self._discard(worker)
-        self._fill()
+    def _on_death(self, worker: WorkerId, member: _Member, e: RayError) -> PoolEvent:
+        loss = _loss(e, member.node)
+        self.kill(worker)
         return Died(worker=worker, loss=loss, message=_first_lines(e))
 
-    def _loss(self, worker: WorkerId, e: RayError) -> Loss:
-        if isinstance(e, OutOfMemoryError):
-            return Loss.MEMORY
-        if isinstance(e, NodeDiedError | ActorUnavailableError) or not isinstance(e, RayActorError):
-            return Loss.NODE
-        text = str(e).lower()
-        return (
-            Loss.NODE
-            if "node" in text
-            and ("died" in text or "dead" in text or "terminated" in text)
-            and ("its node has died" in text or "node was terminated" in text or "node_died" in text)
-            else Loss.PROCESS
-        )
 
-
-def _start(handle: Any) -> Any:
-    return handle.start.remote()
+def _loss(e: RayError, node: str) -> Loss:
+    """What took the worker away. Ray names a dead node in words only, and only sometimes."""
+    if isinstance(e, OutOfMemoryError):
+        return Loss.MEMORY
+    if not isinstance(e, RayActorError) or isinstance(e, ActorUnavailableError):
+        return Loss.NODE
+    if "its node has died" in str(e) or (node and not any(n["Alive"] for n in ray.nodes() if n["NodeID"] == node)):
+        return Loss.NODE
+    return Loss.PROCESS
 
 
 def _first_lines(e: RayError) -> str:
@@ -253,27 +250,29 @@ def _first_lines(e: RayError) -> str:
 
 
 def connect() -> str:
-    """Join the cluster that RAY_ADDRESS or this machine's running head names, or start a local one.
+    """Join the cluster of RAY_ADDRESS or the one running on this machine; else start one for this run.
 
-    Returns how to name it to a person. Nothing of the actors' output is forwarded to the driver's
-    terminal: it goes to Ray's log files, with node and shard on every line.
+    Returns how to name it to a person. The actors' output is not forwarded to the driver's terminal: it
+    goes to Ray's log files, node and worker on every line.
     """
-    os.environ.setdefault("RAY_DEDUP_LOGS", "0")
     if ray.is_initialized():
         return "the Ray cluster of this process"
-    context = ray.init(
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        include_dashboard=_dashboard(),
-        configure_logging=True,
-    )
-    address = context.address_info.get("gcs_address") or context.address_info.get("address")
-    return str(address)
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    try:
+        ray.init(address="auto", **quiet)
+        return f"the Ray cluster at {ray.get_runtime_context().gcs_address}"
+    except ConnectionError:
+        _own_token()
+        ray.init(address="local", include_dashboard=False, _node_ip_address="127.0.0.1", **quiet)
+        return "a Ray cluster of its own on this machine"
 
 
-def _dashboard() -> bool | None:
-    # Only a cluster that we start ourselves is asked for: it serves one run and needs no page.
-    return None if os.environ.get("RAY_ADDRESS") else False
+def _own_token() -> None:
+    """A token for this run's cluster alone. Without it, Ray writes one to the home directory, and every
+    later command there speaks with a token: a head that was started before would answer 401."""
+    if "RAY_AUTH_MODE" not in os.environ:
+        os.environ["RAY_AUTH_MODE"] = "token"
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
 
 
 def can_have_gpus() -> bool:

@@ -19,14 +19,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-from ranker.load import load
 from shards.corpus import Reader, ShardRows
-from shards.layout import Layout
 
 from jobs.protocol import Done, ErrorReport, Failed, Lease, Progress, WorkerInfo
 from ranker.errors import DeviceBroken, RankerError
+from ranker.load import load
 from ranker.types import Pair, RankerSpec, Scored
 from shards import parts
+from shards.layout import Layout
 from shards.types import CorpusSpec, DocId, Failure, Footer, IdType, QuerySet, Stage
 
 log = logging.getLogger("rescore.worker")
@@ -106,9 +106,7 @@ class Worker:
             query_set=self._spec.queries is not None,
             label_scores=self._ranker.label_scores,
         )
-        return WorkerInfo(
-            worker=self._spec.worker, node=node, pid=os.getpid(), ranker=dict(self._ranker.info)
-        )
+        return WorkerInfo(worker=self._spec.worker, node=node, pid=os.getpid(), ranker=dict(self._ranker.info))
 
     def score(self, lease: Lease) -> Iterator[Progress | Done | Failed]:
         """One shard, from its pointer to its part. Heartbeats on the way; the last item is the report."""
@@ -188,9 +186,7 @@ class Worker:
             return rows.failures
         return [replace(f, query_id=query_id) for f in rows.failures for query_id in queries.ids]
 
-    def _publish(
-        self, lease: Lease, keys: _Keys, scored: Scored, failures: list[Failure]
-    ) -> tuple[Footer, bool]:
+    def _publish(self, lease: Lease, keys: _Keys, scored: Scored, failures: list[Failure]) -> tuple[Footer, bool]:
         shard, spec = lease.shard, self._spec
         failed = {failure.index for failure in scored.failures}
         kept = [i for i in range(len(keys.pairs)) if i not in failed]
@@ -235,9 +231,7 @@ class Worker:
         return Progress(worker=self._spec.worker, key=lease.key, attempt=lease.attempt, keys=keys)
 
     def _failed(self, lease: Lease, error: ErrorReport, *, barren: bool = False) -> Failed:
-        return Failed(
-            worker=self._spec.worker, key=lease.key, attempt=lease.attempt, error=error, barren=barren
-        )
+        return Failed(worker=self._spec.worker, key=lease.key, attempt=lease.attempt, error=error, barren=barren)
 
     def _barren(self, lease: Lease, scored: Scored) -> Failed:
         first = scored.failures[0]

@@ -1,0 +1,523 @@
+"""The driver: one run over an output directory, from the configuration to the verified end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from enum import IntEnum
+from importlib.metadata import version
+from random import Random
+from types import FrameType
+
+from shards.manifest import Manifest, Resume
+
+from jobs.config import Config, is_hub_id
+from jobs.progress import Reporter, View
+from jobs.retry import RetryPolicy
+from jobs.scheduler import Scheduler, StopKind, WorkerView
+from jobs.worker import WorkerSpec, share
+from ranker import fingerprint, hub
+from ranker.types import RankerSpec
+from shards import orders, parts, plan, verify
+from shards.corpus import read_queries
+from shards.layout import Layout, check_name
+from shards.lock import run_lock
+from shards.types import (
+    Binding,
+    CorpusSpec,
+    Event,
+    Failure,
+    Footer,
+    Plan,
+    Shard,
+    ShardState,
+)
+
+log = logging.getLogger("rescore")
+
+_SNAPSHOT_S = 2.0
+_SAMPLE_S = 1.0
+_MAX_REPAIRS = 3
+
+
+class Exit(IntEnum):
+    """What a run's end means to whoever started it."""
+
+    COMPLETE = 0
+    UNFORESEEN = 1
+    USAGE = 2
+    DEAD_LETTERS = 3
+    BREAKER = 4
+    INTERRUPTED = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a run ended. Counts are keys: documents × queries."""
+
+    exit: Exit
+    state: str
+    message: str = ""
+    output: str = ""
+    model_version: str = ""
+    expected: int = 0
+    scored: int = 0
+    dead: int = 0
+    duplicates: int = 0
+    scored_now: int = 0
+    seconds: float = 0.0
+    scoring_seconds: float = 0.0
+    shares: Mapping[str, float] = field(default_factory=dict)
+    workers: Mapping[str, str] = field(default_factory=dict)
+
+
+def run(config: Config, reporter: Reporter, *, now: float | None = None) -> Outcome:
+    """Plan, score, verify; resumes by itself. `now` is the monotonic second the command began.
+
+    Raises UsageError and RankerError for what the user must change; everything that was acknowledged
+    before stays.
+    """
+    started = time.monotonic() if now is None else now
+    check_name(config.ranker.model_version)
+    layout = Layout.open(config.output.path)
+    with run_lock(layout, purpose="run"), Manifest.open(layout, now=_utc_now) as manifest:
+        driver = _Driver(config, layout, manifest, reporter, started)
+        return driver.run()
+
+
+class _Driver:
+    def __init__(
+        self, config: Config, layout: Layout, manifest: Manifest, reporter: Reporter, started: float
+    ) -> None:
+        self._config, self._layout, self._manifest = config, layout, manifest
+        self._reporter, self._started = reporter, started
+        self._model_version = config.ranker.model_version
+        self._corpus = _corpus_spec(config)
+        self._interrupts = 0
+        self._published, self._publish_cost = 0.0, 0.0
+        self._scoring_seconds = 0.0
+        self._scored_now = 0
+        self._seconds: dict[str, float] = {}
+        self._ranker_info: Mapping[str, str] = {}
+
+    # -- from the configuration to the plan ----------------------------------------------------------
+
+    def run(self) -> Outcome:
+        if self._manifest.rebuilt:
+            self._reporter.note("The manifest was missing or damaged: rebuilt from plan, orders and parts.")
+        self._ranker = self._resolve_ranker()
+        self._queries = read_queries(self._config.corpus.queries) if self._config.corpus.queries else None
+        self._plan = self._make_plan()
+        self._run = self._manifest.begin_run(
+            model_version=self._model_version,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            command=" ".join(sys.argv),
+            config_json=self._config.model_dump_json(by_alias=True),
+            versions=_versions(),
+        )
+        outcome = Outcome(exit=Exit.UNFORESEEN, state="failed", message="ended by an error")
+        try:
+            outcome = self._score_and_verify()
+        except OSError as e:
+            # The output's disk: nothing more can be promised there, and what is there stays.
+            outcome = Outcome(exit=Exit.BREAKER, state="stopped", message=f"the output fails: {e}")
+        finally:
+            self._end(outcome)
+        return outcome
+
+    def _end(self, outcome: Outcome) -> None:
+        self._manifest.end_run(
+            self._run,
+            state=outcome.state,
+            exit_code=int(outcome.exit),
+            message=outcome.message,
+            summary={
+                "expected": outcome.expected,
+                "scored": outcome.scored,
+                "dead": outcome.dead,
+                "seconds": round(outcome.seconds, 3),
+                "shares": dict(outcome.shares),
+                "ranker": dict(outcome.workers),
+            },
+        )
+        self._manifest.publish([])
+
+    def _resolve_ranker(self) -> RankerSpec:
+        """The ranker as the workers get it: a Hub id becomes a local snapshot at one commit, and `auto`
+        the dtype that the model_version already has, or that of the cluster's devices."""
+        wanted = self._config.ranker
+        spec = RankerSpec(
+            kind=wanted.kind,
+            checkpoint=wanted.checkpoint or "",
+            revision=wanted.revision,
+            class_path=wanted.class_ or "",
+            options=wanted.options,
+            max_length=wanted.max_length,
+            dtype=wanted.dtype,
+            batch_tokens=wanted.batch_tokens,
+            truncation=wanted.truncation,
+            score_label=wanted.score_label,
+            trust_remote_code=wanted.trust_remote_code,
+        )
+        if spec.kind == "custom":
+            return spec
+        if is_hub_id(spec.checkpoint):
+            self._reporter.note(f"Resolving {spec.checkpoint} on the Hub.")
+        path, commit = hub.resolve(spec.checkpoint, spec.revision)
+        return replace(spec, checkpoint=str(path), revision=commit, dtype=self._dtype(spec.dtype))
+
+    def _dtype(self, dtype: str) -> str:
+        if dtype != "auto":
+            return dtype
+        planned = plan.read_plan(self._layout, self._model_version)
+        if planned is not None and planned.binding.components.get("dtype"):
+            return planned.binding.components["dtype"]
+        return fingerprint.resolve_dtype(dtype, "cuda" if self._gpus() else "cpu")
+
+    def _make_plan(self) -> Plan:
+        components = dict(fingerprint.components(self._ranker))
+        if self._config.corpus.query is not None:
+            components["query"] = self._config.corpus.query
+        binding = Binding(model_version=self._model_version, components=components)
+        made, change = plan.make_plan(
+            self._layout, self._corpus, binding, self._queries, now=_utc_now(), settings={}
+        )
+        self._reporter.planned(made, str(change))
+        return made
+
+    # -- the loop ------------------------------------------------------------------------------------
+
+    def _score_and_verify(self) -> Outcome:
+        ordered = orders.read_orders(self._layout, self._model_version)
+        shards = [*self._plan.shards, *orders.shards_of(self._plan, ordered)]
+        self._manifest.register(self._plan, ordered)
+        resume = self._manifest.reconcile(self._plan, ordered)
+        self._write_seed()
+        self._publish_now([])
+        self._reporter.resumed(resume, time.monotonic() - self._started)
+        stopped = None
+        verified: verify.Verification | None = None
+        for _ in range(_MAX_REPAIRS):
+            todo = self._pending(shards)
+            if todo:
+                stopped = self._score(todo)
+                if stopped is not None:
+                    break
+            self._publish_now([])
+            verified = verify.verify(self._layout, self._model_version)
+            broken = [*verified.damaged_keys, *verified.missing_parts]
+            if not broken:
+                break
+            self._reporter.note(f"{len(broken)} parts are damaged or gone: scoring those shards again.")
+            self._manifest.repair(self._model_version, broken)
+        return self._outcome(stopped, verified, resume)
+
+    def _pending(self, shards: Sequence[Shard]) -> list[Shard]:
+        self._histories = self._manifest.histories(self._model_version)
+        finished = {ShardState.DONE, ShardState.DEAD}
+        return [s for s in shards if s.key not in self._histories or self._histories[s.key].state not in finished]
+
+    def _score(self, todo: Sequence[Shard]) -> tuple[Exit, str, str] | None:
+        """Score `todo`. None when it is all done or dead; else (exit, state, message)."""
+        from jobs import pool as ray_pool  # Ray is loaded only where there is work for it
+
+        cluster = ray_pool.connect()
+        gpus = self._gpus()
+        workers = self._config.workers
+
+        def place() -> ray_pool.Placement:
+            return ray_pool.placement(
+                count=None if workers.count == "auto" else workers.count,
+                cpus=None if workers.cpus == "auto" else workers.cpus,
+                gpus=gpus,
+                in_flight=workers.in_flight,
+                accelerator_type=workers.accelerator_type,
+                resources=workers.resources,
+            )
+
+        placement = place()
+        spec = self._worker_spec(threads=max(1, int(placement.cpus)))
+        pool = ray_pool.RayPool(lambda worker: replace(spec, worker=worker), place)
+        self._reporter.connected(cluster, str(placement), placement.count)
+        scheduler = Scheduler(
+            todo,
+            pool=pool,
+            store=_Store(self._manifest, self._layout, self._plan, self._run),
+            clock=_Clock(),
+            random=Random(),  # noqa: S311 - jitter, not a secret
+            policy=self._policy(),
+            histories=self._histories,
+            in_flight=workers.in_flight,
+            trusted=self._manifest.counts(self._model_version).scored > 0,
+        )
+        begun = time.monotonic()
+        try:
+            with self._signals(scheduler), self._reporter.live(self._plan):
+                return self._loop(scheduler, pool)
+        finally:
+            pool.close()
+            self._scoring_seconds += time.monotonic() - begun
+            self._scored_now += scheduler.tally.scored
+            for worker in scheduler.workers.values():
+                self._ranker_info = worker.info.ranker or self._ranker_info
+                for stage, seconds in worker.seconds.items():
+                    self._seconds[stage] = self._seconds.get(stage, 0.0) + seconds
+
+    def _loop(self, scheduler: Scheduler, pool: ray_pool.RayPool) -> tuple[Exit, str, str] | None:
+        deadline = None
+        sampled = 0.0
+        while not scheduler.finished and scheduler.stop is None:
+            scheduler.tick(0.5)
+            now = time.monotonic()
+            if self._interrupts and deadline is None:
+                deadline = now + self._config.retry.grace_s
+            if self._interrupts > 1 or (deadline is not None and now > deadline):
+                break
+            if now - sampled >= _SAMPLE_S:
+                sampled = now
+                self._sample(scheduler, pool)
+            self._publish(scheduler)
+        if scheduler.stop is not None or self._interrupts:
+            pool.close()
+            scheduler.abandon(scheduler.stop.message if scheduler.stop else "interrupted")
+        else:
+            scheduler.abandon("the run ended")
+        if scheduler.stop is not None:
+            exit_ = Exit.USAGE if scheduler.stop.kind is StopKind.REFUSED else Exit.BREAKER
+            if scheduler.stop.traceback and exit_ is Exit.BREAKER:
+                log.error("%s", scheduler.stop.traceback)
+            return exit_, "stopped", scheduler.stop.message
+        if scheduler.unfinished:
+            return Exit.INTERRUPTED, "interrupted", "interrupted; the same command goes on from here"
+        return None
+
+    def _sample(self, scheduler: Scheduler, pool: ray_pool.RayPool) -> None:
+        counts = self._manifest.counts(self._model_version)
+        view = View(
+            expected=counts.total,
+            scored=counts.scored,
+            dead=counts.dead,
+            in_flight=scheduler.keys_in_flight,
+            workers=len(scheduler.workers),
+            wanted=pool.wanted,
+            retries=scheduler.tally.retries,
+            deaths=scheduler.tally.deaths,
+            waiting=pool.waiting(),
+        )
+        rate = self._reporter.update(view)
+        self._manifest.sample(
+            self._run,
+            pending_shards=scheduler.unfinished - scheduler.leased,
+            leased_shards=scheduler.leased,
+            pending_docs=scheduler.unfinished_docs(),
+            docs_per_s=rate,
+        )
+
+    # -- the snapshot --------------------------------------------------------------------------------
+
+    def _publish(self, scheduler: Scheduler) -> None:
+        # Never more than a twentieth of the driver's time, however large the manifest has become.
+        if time.monotonic() - self._published > max(_SNAPSHOT_S, 20 * self._publish_cost):
+            self._publish_now([_worker_row(w) for w in scheduler.workers.values()])
+
+    def _publish_now(self, workers: Sequence[Mapping[str, object]]) -> None:
+        start = time.monotonic()
+        self._manifest.publish(workers)
+        self._published = time.monotonic()
+        self._publish_cost = self._published - start
+
+    def _write_seed(self) -> None:
+        schema = parts.part_schema(
+            self._plan.id_type, query_set=self._plan.query_set, label_scores=self._plan.binding.label_scores
+        )
+        parts.write_seed(self._layout, self._model_version, self._plan.epoch, schema)
+
+    # -- the end -------------------------------------------------------------------------------------
+
+    def _outcome(
+        self, stopped: tuple[Exit, str, str] | None, verified: verify.Verification | None, resume: Resume
+    ) -> Outcome:
+        counts = self._manifest.counts(self._model_version)
+        if stopped is not None:
+            exit_, state, message = stopped
+        elif verified is None or verified.missing_docs or verified.duplicate_keys or verified.damaged_parts:
+            exit_, state = Exit.UNFORESEEN, "failed"
+            message = f"verification failed: see `rescore verify {self._layout.root}`"
+        elif counts.dead > self._config.retry.dead_letters_ok:
+            exit_, state, message = Exit.DEAD_LETTERS, "complete_with_dead_letters", ""
+        else:
+            exit_, state, message = Exit.COMPLETE, "complete", ""
+        return Outcome(
+            exit=exit_,
+            state=state,
+            message=message,
+            output=str(self._layout.root),
+            model_version=self._model_version,
+            expected=counts.total,
+            scored=counts.scored,
+            dead=counts.dead,
+            duplicates=self._plan.duplicates,
+            scored_now=self._scored_now,
+            seconds=time.monotonic() - self._started,
+            scoring_seconds=self._scoring_seconds,
+            shares=share(self._seconds),
+            workers=self._ranker_info,
+        )
+
+    # -- small parts ---------------------------------------------------------------------------------
+
+    def _gpus(self) -> float:
+        """GPUs of one worker. Settled once: a cluster scaled to zero must not turn into CPUs."""
+        wanted = self._config.workers.gpus
+        if wanted != "auto":
+            return wanted
+        from jobs import pool as ray_pool
+
+        ray_pool.connect()
+        return 1.0 if ray_pool.can_have_gpus() else 0.0
+
+    def _policy(self) -> RetryPolicy:
+        retry = self._config.retry
+        return RetryPolicy(
+            max_attempts=retry.max_attempts,
+            lease_s=retry.lease_s,
+            backoff_s=retry.backoff_s,
+            backoff_max_s=retry.backoff_max_s,
+        )
+
+    def _worker_spec(self, *, threads: int) -> WorkerSpec:
+        return WorkerSpec(
+            worker="",
+            output=str(self._layout.root),
+            corpus=self._corpus,
+            id_type=self._plan.id_type,
+            query=self._config.corpus.query,
+            queries=self._queries,
+            ranker=self._ranker,
+            threads=threads,
+            model_version=self._model_version,
+            epoch=self._plan.epoch,
+            binding=plan.binding_digest(self._plan.binding),
+            run=self._run,
+            import_paths=tuple(p for p in sys.path if p),
+        )
+
+    @contextmanager
+    def _signals(self, scheduler: Scheduler) -> Iterator[None]:
+        """SIGTERM and Ctrl-C drain; the second one stops at once. The third gets Python's own handling."""
+        previous = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
+
+        def restore() -> None:
+            for signum, handler in previous.items():
+                signal.signal(signum, handler)
+
+        def on_signal(signum: int, _: FrameType | None) -> None:
+            self._interrupts += 1
+            scheduler.drain()
+            if self._interrupts == 1:
+                self._reporter.note(
+                    f"{signal.Signals(signum).name}: finishing what is in flight, at most "
+                    f"{self._config.retry.grace_s:g} s; again to stop at once."
+                )
+            else:
+                restore()
+
+        for signum in previous:
+            signal.signal(signum, on_signal)
+        try:
+            yield
+        finally:
+            restore()
+
+
+class _Clock:
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+
+class _Store:
+    """What the scheduler makes durable, on the real manifest and the real parts."""
+
+    def __init__(self, manifest: Manifest, layout: Layout, plan_: Plan, run_: int) -> None:
+        self._manifest, self._layout, self._plan, self._run = manifest, layout, plan_, run_
+
+    def commit(self, events: Sequence[Event]) -> None:
+        self._manifest.commit(self._run, events)
+
+    def find(self, shard: Shard) -> Footer | None:
+        path = self._layout.part(self._plan.model_version, self._plan.epoch, *shard.key)
+        return parts.read_footer(path) if path.exists() else None
+
+    def bury(self, shard: Shard, failure: Failure, *, attempt: int, attempts: int, worker: str) -> Footer:
+        expected = shard.docs * self._plan.queries
+        footer = Footer(
+            model_version=self._plan.model_version,
+            epoch=self._plan.epoch,
+            shard_id=shard.shard_id,
+            generation=shard.generation,
+            file=shard.file,
+            file_fingerprint=shard.fingerprint,
+            row_group=shard.row_group,
+            start=shard.start,
+            rows=shard.rows,
+            first_row=shard.first_row,
+            binding=plan.binding_digest(self._plan.binding),
+            expected=expected,
+            scored=0,
+            dead=expected,
+            failures=(failure,),
+            whole=True,
+            run=self._run,
+            attempt=attempt,
+            worker=worker,
+            attempts=attempts,
+        )
+        schema = parts.part_schema(
+            self._plan.id_type, query_set=self._plan.query_set, label_scores=self._plan.binding.label_scores
+        )
+        return parts.publish(self._layout, footer, schema.empty_table())[0]
+
+
+def _corpus_spec(config: Config) -> CorpusSpec:
+    corpus = config.corpus
+    return CorpusSpec(
+        path=corpus.path,
+        id_column=corpus.id_column,
+        text_column=corpus.text_column,
+        query_column=corpus.query_column,
+        shard_size=corpus.shard_size,
+        duplicates=corpus.duplicates,
+        skip_unreadable=corpus.skip_unreadable,
+    )
+
+
+def _worker_row(worker: WorkerView) -> dict[str, object]:
+    return {
+        "worker": worker.info.worker,
+        "node": worker.info.node,
+        "pid": worker.info.pid,
+        "device": worker.info.ranker.get("device", ""),
+        "shards": worker.shards,
+        "docs": worker.keys,
+        "leased": len(worker.held),
+        "shares": share(worker.seconds),
+    }
+
+
+def _versions() -> dict[str, str]:
+    names = ("ray", "torch", "transformers", "sentence-transformers", "pyarrow", "duckdb")
+    return {"python": platform.python_version(), **{name: version(name) for name in names}}
+
+
+def _utc_now() -> datetime:
+    return datetime.now(UTC)
