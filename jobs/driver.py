@@ -17,6 +17,7 @@ from enum import IntEnum
 from importlib.metadata import version
 from random import Random
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from shards.manifest import Manifest, Resume
 
@@ -24,6 +25,7 @@ from jobs.config import Config, is_hub_id
 from jobs.progress import Reporter, View
 from jobs.retry import RetryPolicy
 from jobs.scheduler import Scheduler, StopKind, WorkerView
+from jobs.store import ManifestStore
 from jobs.worker import WorkerSpec, share
 from ranker import fingerprint, hub
 from ranker.types import RankerSpec
@@ -34,13 +36,13 @@ from shards.lock import run_lock
 from shards.types import (
     Binding,
     CorpusSpec,
-    Event,
-    Failure,
-    Footer,
     Plan,
     Shard,
     ShardState,
 )
+
+if TYPE_CHECKING:
+    from jobs import pool as ray_pool
 
 log = logging.getLogger("rescore")
 
@@ -252,7 +254,7 @@ class _Driver:
         scheduler = Scheduler(
             todo,
             pool=pool,
-            store=_Store(self._manifest, self._layout, self._plan, self._run),
+            store=ManifestStore(self._manifest, self._layout, self._plan, self._run),
             clock=_Clock(),
             random=Random(),  # noqa: S311 - jitter, not a secret
             policy=self._policy(),
@@ -443,49 +445,6 @@ class _Driver:
 class _Clock:
     def monotonic(self) -> float:
         return time.monotonic()
-
-
-class _Store:
-    """What the scheduler makes durable, on the real manifest and the real parts."""
-
-    def __init__(self, manifest: Manifest, layout: Layout, plan_: Plan, run_: int) -> None:
-        self._manifest, self._layout, self._plan, self._run = manifest, layout, plan_, run_
-
-    def commit(self, events: Sequence[Event]) -> None:
-        self._manifest.commit(self._run, events)
-
-    def find(self, shard: Shard) -> Footer | None:
-        path = self._layout.part(self._plan.model_version, self._plan.epoch, *shard.key)
-        return parts.read_footer(path) if path.exists() else None
-
-    def bury(self, shard: Shard, failure: Failure, *, attempt: int, attempts: int, worker: str) -> Footer:
-        expected = shard.docs * self._plan.queries
-        footer = Footer(
-            model_version=self._plan.model_version,
-            epoch=self._plan.epoch,
-            shard_id=shard.shard_id,
-            generation=shard.generation,
-            file=shard.file,
-            file_fingerprint=shard.fingerprint,
-            row_group=shard.row_group,
-            start=shard.start,
-            rows=shard.rows,
-            first_row=shard.first_row,
-            binding=plan.binding_digest(self._plan.binding),
-            expected=expected,
-            scored=0,
-            dead=expected,
-            failures=(failure,),
-            whole=True,
-            run=self._run,
-            attempt=attempt,
-            worker=worker,
-            attempts=attempts,
-        )
-        schema = parts.part_schema(
-            self._plan.id_type, query_set=self._plan.query_set, label_scores=self._plan.binding.label_scores
-        )
-        return parts.publish(self._layout, footer, schema.empty_table())[0]
 
 
 def _corpus_spec(config: Config) -> CorpusSpec:

@@ -1,0 +1,330 @@
+"""The command line. Every mistake of a user's is one line on stderr and exit code 2."""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+from shards.manifest import Manifest
+
+from jobs.config import load_config, resolve_paths
+from jobs.progress import Reporter
+from ranker.errors import RankerError
+from shards import dlq, snapshot, verify
+from shards import status as status_
+from shards.errors import RescoreError, UsageError
+from shards.layout import Layout
+from shards.lock import run_lock
+
+_BEGAN = time.monotonic()
+
+app = typer.Typer(
+    name="rescore",
+    help="Re-score a whole text corpus with a new ranker: nothing lost, nothing doubled.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+dlq_app = typer.Typer(
+    name="dlq",
+    help="Dead letters: documents and shards that will not be tried again by themselves.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+app.add_typer(dlq_app)
+
+RunDir = Annotated[str, typer.Argument(metavar="RUN", help="The output directory of a run.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+ModelVersion = Annotated[
+    str | None,
+    typer.Option("--model-version", help="Which model_version; default: the one that ran last."),
+]
+
+
+class Format(StrEnum):
+    """How `sql` prints rows."""
+
+    TABLE = "table"
+    JSON = "json"
+    CSV = "csv"
+
+
+def main() -> None:
+    """The program. Exit codes: see `rescore run --help`."""
+    try:
+        app(standalone_mode=True)
+    except (UsageError, RankerError) as e:
+        _fail(str(e), 2)
+    except RescoreError as e:
+        _fail(str(e), 1)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(0)
+
+
+def _fail(message: str, code: int) -> None:
+    print(f"rescore: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(code)
+
+
+@app.command()
+def run(
+    config: Annotated[str, typer.Argument(metavar="CONFIG", help="YAML file.")],
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override a key: --set ranker.dtype=bfloat16"),
+    ] = None,
+    root: Annotated[
+        str | None,
+        typer.Option(help="Directory that relative paths of CONFIG start from (default: the current one)."),
+    ] = None,
+    skip_unreadable: Annotated[
+        bool, typer.Option("--skip-unreadable", help="Each unreadable file becomes one dead letter.")
+    ] = False,
+) -> None:
+    """Plan, score, verify; resumes by itself.
+
+    Exit codes: 0 complete · 3 complete, with more dead letters than retry.dead_letters_ok · 4 stopped by
+    the circuit breaker · 5 interrupted, resumable · 2 wrong use or configuration · 1 anything unforeseen.
+    """
+    from jobs import driver  # loads Ray's and Arrow's share only for the command that needs it
+
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    overrides = list(set_ or [])
+    if skip_unreadable:
+        overrides.append("corpus.skip_unreadable=true")
+    checked = resolve_paths(load_config(config, overrides), root=root)
+    if root is not None or checked.ranker.kind == "custom":
+        sys.path.append(str(root or "."))
+    reporter = Reporter()
+    outcome = driver.run(checked, reporter, now=_BEGAN)
+    for line in summary(outcome):
+        reporter.note(line)
+    sys.exit(int(outcome.exit))
+
+
+def summary(outcome: Any) -> list[str]:
+    """How a run ended, in a few lines."""
+    lines = [
+        f"{outcome.state.replace('_', ' ').capitalize()}: {outcome.scored:,} scored, {outcome.dead:,} dead, "
+        f"{outcome.expected - outcome.scored - outcome.dead:,} missing of {outcome.expected:,}"
+        + (f" ({outcome.duplicates:,} duplicates left out)" if outcome.duplicates else "")
+        + f"; {outcome.seconds:.1f} s in all."
+    ]
+    if outcome.scored_now and outcome.scoring_seconds:
+        rate = outcome.scored_now / outcome.scoring_seconds
+        lines.append(f"Scored {outcome.scored_now:,} now, {rate:,.0f} docs/s including {_starting(outcome)}")
+    if outcome.message:
+        lines.append(outcome.message)
+    if outcome.dead:
+        lines.append(f"Read the dead letters: rescore dlq list {outcome.output}")
+    return lines
+
+
+def _starting(outcome: Any) -> str:
+    shares = ", ".join(f"{stage} {share:.0%}" for stage, share in outcome.shares.items() if share >= 0.005)
+    return f"the workers' start. Their time: {shares}." if shares else "the workers' start."
+
+
+@app.command()
+def status(
+    run: RunDir,
+    json_: AsJson = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Repeat every second until the run ends.")] = False,
+    model_version: ModelVersion = None,
+) -> None:
+    """How far a run is. Reads the published snapshot: safe at any time, from anywhere."""
+    layout = Layout.existing(run)
+    read: Callable[[], dict[str, Any]] = lambda: status_.status(layout, model_version)  # noqa: E731
+    if json_:
+        while True:
+            state = read()
+            print(json.dumps(state, default=str), flush=True)
+            if not watch or state["state"] != "running":
+                return
+            time.sleep(1.0)
+    console = Console(highlight=False)
+    if not watch:
+        console.print(_status_table(read()))
+        return
+    with Live(console=console, auto_refresh=False) as live:
+        while True:
+            state = read()
+            live.update(_status_table(state), refresh=True)
+            if state["state"] != "running":
+                return
+            time.sleep(1.0)
+
+
+def _status_table(state: Mapping[str, Any]) -> Table:
+    docs, shards = state["docs"], state["shards"]
+    table = Table.grid(padding=(0, 2))
+    done = docs["scored"] + docs["dead"]
+    share = f" ({done / docs['total']:.1%})" if docs["total"] else ""
+    rows = {
+        "model_version": state["model_version"],
+        "state": state["state"].replace("_", " "),
+        "documents": f"{docs['scored']:,} scored, {docs['dead']:,} dead of {docs['total']:,}{share}",
+        "shards": ", ".join(f"{n:,} {name}" for name, n in shards.items()),
+    }
+    if state["state"] == "running":
+        rows["rate"] = f"{state['docs_per_s'] or 0:,.0f} docs/s"
+        rows["time left"] = _duration(state["eta_s"])
+        rows["oldest pending"] = _duration(state["oldest_pending_s"])
+        for worker in state["workers"]:
+            rows[f"worker {worker['worker']}"] = _worker(worker)
+    for name, value in rows.items():
+        table.add_row(Text(name, style="bold"), Text(str(value)))
+    return table
+
+
+def _worker(worker: Mapping[str, Any]) -> str:
+    shares = worker.get("shares") or {}
+    shares = json.loads(shares) if isinstance(shares, str) else shares
+    times = ", ".join(f"{stage} {share:.0%}" for stage, share in shares.items() if share >= 0.005)
+    return f"{worker['docs']:,} docs on {worker['device'] or 'cpu'}" + (f"; {times}" if times else "")
+
+
+def _duration(seconds: float | None) -> str:
+    if seconds is None:
+        return "–"
+    s = int(seconds)
+    return f"{s // 3600}:{s % 3600 // 60:02}:{s % 60:02}"
+
+
+@app.command()
+def sql(
+    run: RunDir,
+    query: Annotated[
+        str,
+        typer.Argument(
+            metavar="SQL", help="DuckDB SQL over scores, shards, dead_letters, attempts, runs, lag_samples."
+        ),
+    ],
+    format_: Annotated[Format, typer.Option("--format", help="How to print the rows.")] = Format.TABLE,
+) -> None:
+    """Query the results, while the run works and after it."""
+    result = snapshot.query(Layout.existing(run), query)
+    _print_rows(result.columns, result.rows, format_)
+
+
+def _print_rows(columns: Sequence[str], rows: Sequence[Sequence[Any]], format_: Format) -> None:
+    if format_ is Format.JSON:
+        for row in rows:
+            print(json.dumps(dict(zip(columns, row, strict=True)), default=str, ensure_ascii=False))
+    elif format_ is Format.CSV:
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows(rows)
+    else:
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for column in columns:
+            table.add_column(column, overflow="fold")
+        for row in rows:
+            table.add_row(*(Text("" if value is None else _cell(value)) for value in row))
+        Console(highlight=False).print(table)
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+@dlq_app.command("list")
+def dlq_list(
+    run: RunDir,
+    json_: AsJson = False,
+    all_: Annotated[bool, typer.Option("--all", help="Also those that were redriven or resolved.")] = False,
+) -> None:
+    """List dead letters."""
+    letters = dlq.dead_letters(Layout.existing(run), state=None if all_ else "dead")
+    if json_:
+        for letter in letters:
+            print(json.dumps(letter, default=str, ensure_ascii=False))
+        return
+    if not letters:
+        print("No dead letters.")
+        return
+    columns = ["id", "doc_id", "file", "row", "stage", "error_type", "message"]
+    if all_:
+        columns.insert(1, "state")
+    rows = [[_short(c, letter[c]) for c in columns] for letter in letters]
+    _print_rows(columns, rows, Format.TABLE)
+
+
+def _short(column: str, value: Any) -> Any:
+    if column == "file" and isinstance(value, str):
+        return value.rsplit("/", 1)[-1]
+    if column == "message" and isinstance(value, str):
+        line = " ".join(value.split())
+        return line if len(line) <= 80 else line[:79] + "…"
+    return value
+
+
+@dlq_app.command("show")
+def dlq_show(run: RunDir, id_: Annotated[str, typer.Argument(metavar="ID", help="Or its beginning.")]) -> None:
+    """Everything about one dead letter, with its traceback."""
+    letter = dlq.dead_letter(Layout.existing(run), id_)
+    width = max(len(name) for name in letter)
+    for name, value in letter.items():
+        if name != "traceback":
+            print(f"{name:{width}}  {'' if value is None else value}")
+    if letter.get("traceback"):
+        print(f"\n{letter['traceback'].rstrip()}")
+
+
+@dlq_app.command("redrive")
+def dlq_redrive(
+    run: RunDir,
+    where: Annotated[
+        str | None, typer.Option(help="SQL condition over dead_letters, such as \"stage = 'read'\".")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be put back.")] = False,
+    model_version: ModelVersion = None,
+) -> None:
+    """Put dead letters back to be tried by the next `rescore run`, with a fresh budget."""
+    layout = Layout.existing(run)
+    with run_lock(layout, purpose="redrive"), Manifest.open(layout, now=status_.utc_now) as manifest:
+        redriven = manifest.redrive(model_version, where=where, dry_run=dry_run)
+    what = f"{redriven.letters:,} dead letters ({redriven.docs:,} documents of {redriven.shards:,} shards)"
+    if dry_run:
+        print(f"Would put back {what}.")
+    elif not redriven.letters:
+        print("No dead letter matches: nothing to put back.")
+    else:
+        print(f"Put back {what}. The next `rescore run` tries them.")
+
+
+@app.command("verify")
+def verify_command(run: RunDir, json_: AsJson = False, model_version: ModelVersion = None) -> None:
+    """Prove from the files alone that nothing is lost and nothing is doubled. Exit code 1 if not."""
+    with _spinner("Reading every part", quiet=json_):
+        result = verify.verify(Layout.existing(run), model_version)
+    if json_:
+        print(json.dumps(result.as_json()))
+    else:
+        for line in result.lines():
+            print(line)
+    sys.exit(0 if result.ok else 1)
+
+
+@contextmanager
+def _spinner(text: str, *, quiet: bool) -> Any:
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        yield
+    else:
+        with console.status(text):
+            yield

@@ -1,0 +1,54 @@
+"""Where the scheduler's decisions become durable."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shards.manifest import Manifest
+
+from shards import parts, plan
+from shards.layout import Layout
+from shards.types import Event, Failure, Footer, Plan, Shard
+
+
+class ManifestStore:
+    """`Store` on the real manifest and the real parts."""
+
+    def __init__(self, manifest: Manifest, layout: Layout, plan_: Plan, run_: int) -> None:
+        self._manifest, self._layout, self._plan, self._run = manifest, layout, plan_, run_
+
+    def commit(self, events: Sequence[Event]) -> None:
+        self._manifest.commit(self._run, events)
+
+    def find(self, shard: Shard) -> Footer | None:
+        path = self._layout.part(self._plan.model_version, self._plan.epoch, *shard.key)
+        return parts.read_footer(path) if path.exists() else None
+
+    def bury(self, shard: Shard, failure: Failure, *, attempt: int, attempts: int, worker: str) -> Footer:
+        expected = shard.docs * self._plan.queries
+        footer = Footer(
+            model_version=self._plan.model_version,
+            epoch=self._plan.epoch,
+            shard_id=shard.shard_id,
+            generation=shard.generation,
+            file=shard.file,
+            file_fingerprint=shard.fingerprint,
+            row_group=shard.row_group,
+            start=shard.start,
+            rows=shard.rows,
+            first_row=shard.first_row,
+            binding=plan.binding_digest(self._plan.binding),
+            expected=expected,
+            scored=0,
+            dead=expected,
+            failures=(failure,),
+            whole=True,
+            run=self._run,
+            attempt=attempt,
+            worker=worker,
+            attempts=attempts,
+        )
+        schema = parts.part_schema(
+            self._plan.id_type, query_set=self._plan.query_set, label_scores=self._plan.binding.label_scores
+        )
+        return parts.publish(self._layout, footer, schema.empty_table())[0]
