@@ -1,0 +1,188 @@
+"""Read shards: one open stream per row group, so that neighbours cost one decode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from shards import columns
+from shards.decode import Column, read_ids, read_texts
+from shards.errors import CorpusChanged, CorpusError, ShardUnreadable
+from shards.fingerprint import fingerprint
+from shards.types import CorpusSpec, DocId, Failure, IdType, Shard
+
+Offsets = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardRows:
+    """A shard's documents, in row order, and those that could not be read: together `shard.docs`."""
+
+    doc_ids: list[DocId]
+    rows: list[int]
+    """The document's row in its file, from 0."""
+    texts: list[str]
+    queries: list[str] | None
+    """Each document's own query, if the corpus has a query column."""
+    failures: list[Failure]
+
+
+@dataclass(slots=True)
+class _Stream:
+    """An open row group; `at` is the next row that it will give."""
+
+    file: pq.ParquetFile
+    batches: Iterator[pa.RecordBatch]
+    at: int = 0
+    left: list[pa.RecordBatch] = field(default_factory=list)
+
+    def take(self, count: int) -> pa.Table | None:
+        """The next `count` rows; None if the row group ends before."""
+        taken: list[pa.RecordBatch] = []
+        missing = count
+        while missing > 0:
+            batch = self.left.pop() if self.left else next(self.batches, None)
+            if batch is None:
+                return None
+            if batch.num_rows > missing:
+                self.left.append(batch.slice(missing))
+                batch = batch.slice(0, missing)
+            taken.append(batch)
+            missing -= batch.num_rows
+        self.at += count
+        return pa.Table.from_batches(taken)
+
+    def skip(self, count: int, step: int) -> None:
+        """Decode and drop, in steps: memory stays that of one shard."""
+        while count > 0 and self.take(min(count, step)) is not None:
+            count -= min(count, step)
+
+
+class Reader:
+    """A worker's view of the corpus. Keeps one row group open; not for several threads."""
+
+    def __init__(self, spec: CorpusSpec, id_type: IdType) -> None:
+        self._spec = spec
+        self._id_type = id_type
+        self._columns = columns.read_columns(spec)
+        self._open: tuple[str, str, int] | None = None
+        self._stream: _Stream | None = None
+        self._verified: dict[tuple[str, int, int], str] = {}
+
+    def read(self, shard: Shard) -> ShardRows:
+        """The shard's documents; one bad document is a failure and costs no other.
+
+        Raises CorpusChanged if the file is not the planned one any more (checked after the last row),
+        ShardUnreadable if its rows cannot be decoded; OSErrors that may pass propagate.
+        """
+        if shard.unreadable is not None:
+            raise ShardUnreadable(f"cannot read {shard.file}: {shard.unreadable}")
+        try:
+            table = self._take(shard)
+        except (pa.ArrowException, CorpusError) as error:
+            self._failed(shard, error)
+        except OSError as error:
+            self.close()
+            if error.errno is not None:
+                raise
+            self._failed(shard, error)  # Arrow gives decode errors as OSError too, without an errno
+        self._check_unchanged(shard)
+        return self._rows(shard, table)
+
+    def close(self) -> None:
+        """Let go of the open row group."""
+        if self._stream is not None:
+            self._stream.file.close()
+        self._stream = self._open = None
+
+    def _failed(self, shard: Shard, error: Exception) -> Any:
+        self.close()
+        self._check_unchanged(shard)
+        raise ShardUnreadable(f"{_place(shard)}: {columns.reason(shard.file, error)}") from error
+
+    def _take(self, shard: Shard) -> pa.Table:
+        wanted = (shard.file, shard.fingerprint, shard.row_group)
+        stream = self._stream
+        if stream is None or self._open != wanted or shard.start < stream.at:
+            self.close()
+            stream = self._start(shard)
+            self._stream, self._open = stream, wanted
+        stream.skip(shard.start - stream.at, self._spec.shard_size)
+        table = stream.take(shard.rows)
+        if table is None:
+            raise CorpusError("the row group ends before the shard does")
+        return table
+
+    def _start(self, shard: Shard) -> _Stream:
+        with Path(shard.file).open("rb"):
+            pass  # a missing or forbidden file is an OSError with an errno: it may pass
+        file = columns.open_file(shard.file)
+        if shard.row_group >= file.num_row_groups:
+            file.close()
+            raise CorpusError("the row group is not there")
+        columns.check(shard.file, file.schema_arrow, self._spec)
+        batches = file.iter_batches(
+            batch_size=self._spec.shard_size, row_groups=[shard.row_group], columns=self._columns
+        )
+        return _Stream(file=file, batches=batches)
+
+    def _check_unchanged(self, shard: Shard) -> None:
+        stat = Path(shard.file).stat()
+        if (stat.st_size, stat.st_mtime_ns) == (shard.size, shard.mtime_ns):
+            return
+        key = (shard.file, stat.st_size, stat.st_mtime_ns)
+        if key not in self._verified:
+            try:
+                self._verified[key] = fingerprint(shard.file, self._columns).fingerprint
+            except CorpusError as error:
+                raise CorpusChanged(f"{shard.file} is not the file that was planned: {error}") from error
+        if self._verified[key] != shard.fingerprint:
+            raise CorpusChanged(f"{shard.file} is not the file that was planned: its content changed")
+
+    def _rows(self, shard: Shard, table: pa.Table) -> ShardRows:
+        offsets = _offsets(shard)
+        if len(offsets) != shard.rows:
+            table = table.take(offsets)
+        rows = (offsets + shard.first_row).tolist()
+        spec = self._spec
+        ids = read_ids(_column(table, spec.id_column, shard, rows), self._id_type)
+        texts = read_texts(_column(table, spec.text_column, shard, rows))
+        own = None
+        if spec.query_column is not None:
+            own = read_texts(_column(table, spec.query_column, shard, rows))
+        # One failure a document; that of the id comes before that of its text.
+        bad = (own.bad if own is not None else {}) | texts.bad | ids.bad
+        good = [index for index in range(len(rows)) if index not in bad]
+        return ShardRows(
+            doc_ids=[ids.values[index] for index in good],
+            rows=[rows[index] for index in good],
+            texts=[texts.values[index] for index in good],
+            queries=None if own is None else [own.values[index] for index in good],
+            failures=[
+                bad[index] if index in ids.bad else replace(bad[index], doc_id=ids.values[index])
+                for index in sorted(bad)
+            ],
+        )
+
+
+def _column(table: pa.Table, name: str, shard: Shard, rows: list[int]) -> Column:
+    return Column(name=name, values=table.column(name), file=shard.file, rows=rows)
+
+
+def _offsets(shard: Shard) -> Offsets:
+    if shard.only is not None:
+        return np.asarray(shard.only, dtype=np.int64)
+    offsets = np.arange(shard.rows, dtype=np.int64)
+    return np.delete(offsets, list(shard.excluded)) if shard.excluded else offsets
+
+
+def _place(shard: Shard) -> str:
+    last = shard.start + shard.rows - 1
+    return f"cannot read {shard.file}, row group {shard.row_group}, rows {shard.start} to {last}"
