@@ -22,7 +22,7 @@ def load(spec: RankerSpec, *, threads: int, device: str = "auto") -> Ranker:
         RankerError: the ranker cannot be used as configured; one line that says what, where and what to do.
         DeviceBroken: the accelerator fails at the first touch.
     """
-    set_threads(threads)
+    set_environment(threads)
     match spec.kind:
         case "custom":
             return ShardRanker(CustomBackend(spec), {"kind": "custom", "threads": str(threads)})
@@ -38,3 +38,4 @@ def set_threads(threads: int) -> None:
     os.environ["OMP_NUM_THREADS"] = str(threads)
     os.environ["RAYON_NUM_THREADS"] = str(threads)
     os.environ["TOKENIZERS_PARALLELISM"] = "true" if threads > 1 else "false"
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
