@@ -46,7 +46,7 @@ class BiBlock:
 
 
 class BiEncoderBackend:
-    """A `sentence_transformers.SentenceTransformer`: `cos_sim(encode_query(…), encode_document(…))` of each pair."""
+    """A `SentenceTransformer`: `cos_sim(encode_query(q), encode_document(d))` of each pair."""
 
     labels = 1
     score_label = 0

@@ -15,7 +15,7 @@ from ranker.bi_encoder import BiEncoderBackend
 from ranker.cross_encoder import CrossEncoderBackend
 from ranker.errors import DeviceBroken, RankerError
 from ranker.fingerprint import resolve_dtype
-from ranker.score import ShardRanker
+from ranker.score import Backend, ShardRanker
 from ranker.types import Ranker, RankerSpec
 from ranker.verdict import Verdict, one_line, verdict
 
@@ -36,7 +36,7 @@ def load_transformer(spec: RankerSpec, *, threads: int, device: str) -> Ranker:
     limit = preflight.check_model(spec, model)
     model.max_seq_length = limit  # the library's own default can lie beyond what a RoBERTa can take
     budget = spec.batch_tokens or (CUDA_BATCH_TOKENS if on.type == "cuda" else CPU_BATCH_TOKENS)
-    backend: CrossEncoderBackend | BiEncoderBackend
+    backend: Backend[Any]
     if spec.kind == "cross-encoder":
         label = preflight.score_label(spec, model)
         backend = CrossEncoderBackend(model, spec, limit=limit, score_label=label, budget=budget)

@@ -73,8 +73,8 @@ class CrossEncoderBackend:
             self._text_kwargs["truncation"] = "only_second"
         elif self._model.tokenizer.truncation_side != "right" or not self._query_before_document():
             raise RankerError(
-                f"ranker.checkpoint {spec.checkpoint}: its chat template puts the document before the query, so that "
-                "truncation would cut the query; set ranker.truncation: reference to accept that"
+                f"ranker.checkpoint {spec.checkpoint}: its chat template puts the document before the query, so "
+                "that truncation would cut the query; set ranker.truncation: reference to accept that"
             )
 
     def _query_before_document(self) -> bool:

@@ -25,11 +25,13 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 _WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".npz", ".npy"}
 _IGNORED_SUFFIXES = {
-    ".md", ".png", ".jpg", ".jpeg", ".gif", ".svg", ".webp", ".pdf", ".onnx", ".onnx_data", ".h5", ".msgpack", ".ot",
-    ".tflite", ".gguf", ".mlmodel", ".ipynb", ".log", ".lock", ".html", ".csv",
+    ".md", ".png", ".jpg", ".jpeg", ".gif", ".svg", ".webp", ".pdf", ".onnx", ".onnx_data", ".h5", ".msgpack",
+    ".ot", ".tflite", ".gguf", ".mlmodel", ".ipynb", ".log", ".lock", ".html", ".csv",
 }  # fmt: skip
 _IGNORED_DIRS = {"onnx", "openvino", "coreml", "runs", "original", "__pycache__"}
-_IGNORED_NAMES = {"LICENSE", "LICENSE.txt", "NOTICE", "training_args.bin", "optimizer.pt", "scheduler.pt", "trainer_state.json"}  # fmt: skip
+_IGNORED_NAMES = {
+    "LICENSE", "LICENSE.txt", "NOTICE", "training_args.bin", "optimizer.pt", "scheduler.pt", "trainer_state.json",
+}  # fmt: skip
 _TOKENIZER_NAMES = {
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
     "vocab.txt", "merges.txt",

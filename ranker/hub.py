@@ -61,7 +61,8 @@ def _download(repo: str, revision: str | None) -> Path:
         raise RankerError(f"{where}: the repository has no such revision") from error
     except errors.RepositoryNotFoundError as error:
         raise RankerError(
-            f"{where} is neither a directory here nor a repository on the Hub that may be read (private? set HF_TOKEN)"
+            f"{where} is neither a directory here nor a repository on the Hub that may be read "
+            "(if it is private, set HF_TOKEN)"
         ) from error
     except errors.LocalEntryNotFoundError as error:
         raise RankerError(

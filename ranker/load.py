@@ -33,8 +33,8 @@ def load(spec: RankerSpec, *, threads: int, device: str = "auto") -> Ranker:
     raise RankerError(f"ranker.kind is {spec.kind!r}: use cross-encoder, bi-encoder or custom")
 
 
-def set_threads(threads: int) -> None:
-    """Say how many threads native code may use; the pools read these variables once, when they first start."""
+def set_environment(threads: int) -> None:
+    """What native libraries read once, when they are first used: so before torch and tokenizers are imported."""
     os.environ["OMP_NUM_THREADS"] = str(threads)
     os.environ["RAYON_NUM_THREADS"] = str(threads)
     os.environ["TOKENIZERS_PARALLELISM"] = "true" if threads > 1 else "false"

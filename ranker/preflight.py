@@ -57,7 +57,8 @@ def _check_activation(where: str, card: dict[str, Any], config: dict[str, Any]) 
     activation = next((name for name in named if name), "torch.")
     if not activation.startswith("torch."):
         raise RankerError(
-            f"{where}: its activation {activation} is code outside torch; set ranker.trust_remote_code: true to run it"
+            f"{where}: its activation {activation} is code outside torch; "
+            "set ranker.trust_remote_code: true to run it"
         )
 
 
@@ -90,8 +91,8 @@ def complete_weights(spec: RankerSpec) -> Iterator[None]:
     if missing:
         first = ", ".join(sorted(missing)[:4])
         raise RankerError(
-            f"ranker.checkpoint {spec.checkpoint}: {len(missing)} weights are missing and would be random: {first}; "
-            "this checkpoint was not trained as a ranker of this kind, or is incomplete"
+            f"ranker.checkpoint {spec.checkpoint}: {len(missing)} weights are missing and would be random: "
+            f"{first}; this checkpoint was not trained as a ranker of this kind, or is incomplete"
         )
 
 
@@ -204,8 +205,8 @@ def probe(spec: RankerSpec, backend: Backend[Any], *, exact: bool) -> None:
         raise RankerError(f"{where}: scores are not finite in ranker.dtype {spec.dtype}; try bfloat16 or float32")
     if exact and not np.allclose(together[0], alone[0], rtol=1e-3, atol=1e-3):
         raise RankerError(
-            f"{where}: a pair scores {alone[0]} alone and {together[0]} beside a longer one: its padding is not masked "
-            "(does pad_token_id of config.json match the tokenizer's?)"
+            f"{where}: a pair scores {alone[0]} alone and {together[0]} beside a longer one: its padding is not "
+            "masked (does pad_token_id of config.json match the tokenizer's?)"
         )
 
 
