@@ -45,7 +45,7 @@ def load_transformer(spec: RankerSpec, *, threads: int, device: str) -> Ranker:
     preflight.probe(spec, backend, exact=dtype == "float32")
     info = {
         "kind": spec.kind,
-        "checkpoint": spec.checkpoint,
+        "checkpoint": str(spec.checkpoint),
         "commit": commit or "",
         "device": str(model.device),
         "dtype": dtype,
@@ -54,7 +54,7 @@ def load_transformer(spec: RankerSpec, *, threads: int, device: str) -> Ranker:
         "transformers": transformers.__version__,
         "sentence-transformers": sentence_transformers.__version__,
     }
-    return ShardRanker(backend, info)
+    return ShardRanker[Any](backend, info)
 
 
 def _load(spec: RankerSpec, path: str, device: torch.device, dtype: torch.dtype) -> Any:
