@@ -30,7 +30,7 @@ SELECT file, row FROM (
 ) WHERE times > 1 AND NOT old AND (planned OR rank > 1) ORDER BY file, row
 """
 _CLASHES = """
-SELECT id, list({'file': file, 'row': row} ORDER BY file, row)[1:2] AS at
+SELECT id, list({'file': file, 'row': row} ORDER BY file, row)[1:2] AS places
 FROM places GROUP BY id HAVING count(*) > 1 AND NOT bool_and(old) ORDER BY min((file, row)) LIMIT ?
 """
 

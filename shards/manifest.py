@@ -1,0 +1,360 @@
+"""The live manifest: an index over plan, parts and orders, which the driver alone keeps open."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from shards import publish, records, redrive
+from shards.errors import ManifestError
+from shards.layout import Layout
+from shards.live import open_live
+from shards.orders import Order, shards_of
+from shards.reconcile import Resume, reconcile
+from shards.redrive import Redriven
+from shards.types import Event, EventKind, History, Plan, ShardKey, ShardState
+
+__all__ = ["Counts", "Manifest", "Redriven", "Resume"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """Where a model_version stands. Shards by the state of their latest generation; docs are keys."""
+
+    pending: int
+    leased: int
+    done: int
+    dead: int
+    docs_total: int
+    docs_scored: int
+    docs_dead: int
+
+
+class Manifest:
+    """Open with `Manifest.open`; the holder of the run lock alone may. Not for several threads.
+
+    Every method that writes raises ManifestError if DuckDB refuses: the driver then ends, and the next
+    start reconciles.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        connection: duckdb.DuckDBPyConnection,
+        *,
+        rebuilt: bool,
+        now: Callable[[], datetime],
+    ) -> None:
+        self.layout = layout
+        self.rebuilt = rebuilt
+        self._connection = connection
+        self._now = now
+        self._seq = self._scalar("SELECT coalesce(max(seq), 0) FROM events")
+        self._run: int | None = None
+
+    @classmethod
+    def open(cls, layout: Layout, *, now: Callable[[], datetime]) -> Manifest:
+        """Open or create the live database. `rebuilt` tells that an earlier one was lost or damaged."""
+        connection, rebuilt = open_live(layout, utc(now()))
+        return cls(layout, connection, rebuilt=rebuilt, now=now)
+
+    def __enter__(self) -> Manifest:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def begin_run(
+        self,
+        *,
+        model_version: str,
+        pid: int,
+        host: str,
+        command: str,
+        config_json: str,
+        versions: Mapping[str, str],
+    ) -> int:
+        """Record a run and return its number. Earlier runs that never ended are marked interrupted."""
+        now = utc(self._now())
+        run = max(self._scalar("SELECT coalesce(max(run), 0) FROM runs"), self._last_run_on_disk()) + 1
+        with self._transaction():
+            self._execute(
+                "UPDATE runs SET state = 'interrupted', ended_at = ?, exit_code = 5,"
+                " message = 'the driver died' WHERE state = 'running'",
+                [now],
+            )
+            self._execute(
+                "INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL, 'running', NULL, NULL, NULL)",
+                [run, model_version, pid, host, command, config_json, json.dumps(dict(versions)), now],
+            )
+        self._run = run
+        return run
+
+    def end_run(self, run: int, *, state: str, exit_code: int, message: str, summary: Mapping[str, object]) -> None:
+        """Record how a run ended: complete, complete_with_dead_letters, stopped, interrupted, failed."""
+        values = [utc(self._now()), state, exit_code, records.clean(message), json.dumps(dict(summary)), run]
+        with self._transaction():
+            self._execute(
+                "UPDATE runs SET ended_at = ?, state = ?, exit_code = ?, message = ?, summary = ? WHERE run = ?",
+                values,
+            )
+
+    def register(self, plan: Plan, orders: Sequence[Order]) -> None:
+        """Enter the plan's shards and those that were ordered. Idempotent; what is new is added.
+
+        A plan that replaced another one (nothing was published under it) takes its place here too.
+        """
+        planned = [*plan.shards, *shards_of(plan, orders)]
+        key = [plan.model_version, plan.epoch]
+        table = records.shards(planned, plan, first=0, at=utc(self._now()))
+        with self._transaction(), self._tables(incoming=table):
+            foreign = self._scalar(
+                "SELECT (SELECT count(*) FROM shards ANTI JOIN incoming USING (shard_id, generation)"
+                " WHERE (model_version, epoch) = (?, ?))"
+                " + (SELECT count(*) FROM model_versions WHERE (model_version, epoch) = (?, ?) AND binding <> ?)",
+                [*key, *key, plan.binding.digest],
+            )
+            if foreign:
+                for name in ("shards", "events", "letters"):
+                    self._execute(f"DELETE FROM {name} WHERE (model_version, epoch) = (?, ?)", key)
+            for name in ("model_versions", "corpus_files", "ordered"):
+                self._execute(f"DELETE FROM {name} WHERE (model_version, epoch) = (?, ?)", key)
+            self._execute("INSERT INTO model_versions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", _header(plan))
+            self._execute(
+                "INSERT INTO shards SELECT * FROM incoming i WHERE NOT EXISTS (SELECT 1 FROM shards s WHERE"
+                " (s.model_version, s.epoch, s.shard_id, s.generation)"
+                " = (i.model_version, i.epoch, i.shard_id, i.generation))"
+            )
+            self._append("corpus_files", records.corpus_files(plan))
+            self._append("ordered", records.ordered([order for order in orders if order.epoch == plan.epoch]))
+
+    def reconcile(self, plan: Plan, orders: Sequence[Order]) -> Resume:
+        """Compare events and parts, and make the events true. See `shards.reconcile`."""
+        return reconcile(self, plan, shards_of(plan, orders))
+
+    def states(self, model_version: str, epoch: int) -> dict[ShardKey, str]:
+        """The last event's kind of every shard that has one."""
+        rows = self._rows(
+            "SELECT shard_id, generation, kind FROM last_events WHERE (model_version, epoch) = (?, ?)",
+            [model_version, epoch],
+        )
+        return {(shard_id, generation): kind for shard_id, generation, kind in rows}
+
+    def histories(self, model_version: str) -> dict[ShardKey, History]:
+        """What is known of every registered shard."""
+        rows = self._rows(
+            "SELECT shard_id, generation, state, attempts, failed, died, released, voided, first_leased_at"
+            " FROM shard_states WHERE model_version = ? AND epoch ="
+            " (SELECT max(epoch) FROM model_versions WHERE model_version = ?)",
+            [model_version, model_version],
+        )
+        return {
+            (shard_id, generation): History(
+                state=ShardState(state),
+                attempts=attempts,
+                failed=failed,
+                died=died,
+                released=released,
+                voided=voided,
+                first_leased_at=None if first is None else first.replace(tzinfo=UTC),
+            )
+            for shard_id, generation, state, attempts, failed, died, released, voided, first in rows
+        }
+
+    def commit(self, run: int, events: Sequence[Event]) -> None:
+        """Append the events of one scheduler tick, and the dead letters their footers bring, in one transaction."""
+        if not events:
+            return
+        name = self._rows("SELECT model_version FROM runs WHERE run = ?", [run])
+        assert name, f"run {run} was not begun"
+        self.append(events, model_version=str(name[0][0]), run=run)
+
+    def append(
+        self,
+        events: Sequence[Event],
+        *,
+        model_version: str,
+        run: int | None = None,
+        at: Sequence[datetime] | None = None,
+    ) -> None:
+        """As `commit`, with times of their own for events that are found later (`at`, one each)."""
+        header = self._rows(
+            "SELECT epoch, queries FROM model_versions WHERE model_version = ? ORDER BY epoch DESC LIMIT 1",
+            [model_version],
+        )
+        assert header, f"{model_version} is not registered"
+        epoch, queries = header[0]
+        now = utc(self._now())
+        times = [now] * len(events) if at is None else at
+        entries = [
+            records.Entry(seq=self._seq + number, at=time, event=event)
+            for number, (time, event) in enumerate(zip(times, events, strict=True), 1)
+        ]
+        letters = records.letters(entries, queries=queries)
+        run = self._run if run is None else run
+        with self._transaction():
+            self._append("events", records.events(entries, run=run, model_version=model_version, epoch=epoch))
+            if letters.num_rows:
+                self._append("letters", letters)
+        self._seq += len(entries)
+
+    def repair(self, model_version: str, keys: Iterable[ShardKey]) -> None:
+        """Put shards back whose parts were found damaged or missing."""
+        message = "its part is damaged or missing"
+        self.append(
+            [released(key, error_type="PartDamaged", message=message) for key in keys],
+            model_version=model_version,
+        )
+
+    def sample(
+        self,
+        run: int,
+        *,
+        pending_shards: int,
+        leased_shards: int,
+        pending_docs: int,
+        docs_per_s: float,
+    ) -> None:
+        """Append one line to the lag's history."""
+        with self._transaction():
+            self._execute(
+                "INSERT INTO lag_samples VALUES (?, ?, ?, ?, ?, ?)",
+                [run, utc(self._now()), pending_shards, leased_shards, pending_docs, docs_per_s],
+            )
+
+    def redrive(self, model_version: str, epoch: int, *, where: str | None, dry_run: bool) -> Redriven:
+        """Order dead letters to be tried again. See `shards.redrive`."""
+        return redrive.redrive(self, model_version, epoch, where=where, dry_run=dry_run)
+
+    def letters(self, model_version: str, epoch: int) -> pa.Table:
+        """The dead letters that are dead now, as `dead_letters` publishes them (doc_id as text)."""
+        with _as_manifest_error():
+            found: pa.Table | None = self._connection.sql(
+                "SELECT * FROM dead_letters WHERE (model_version, epoch) = (?, ?) AND state = 'dead'",
+                params=[model_version, epoch],
+            ).to_arrow_table()
+        assert found is not None
+        return found
+
+    def counts(self, model_version: str) -> Counts:
+        """Where the model_version's current epoch stands."""
+        row = self._rows(publish.COUNTS, [model_version] * 3)[0]
+        return Counts(
+            pending=row[0],
+            leased=row[1],
+            done=row[2],
+            dead=row[3],
+            docs_total=row[4],
+            docs_scored=row[5],
+            docs_dead=row[6],
+        )
+
+    def publish(self, workers: Sequence[Mapping[str, object]] = ()) -> None:
+        """Publish the snapshot that people and other programs open. OSErrors propagate."""
+        with _as_manifest_error():
+            publish.publish(self._connection, self.layout, workers)
+
+    def _last_run_on_disk(self) -> int:
+        """The highest run in any footer; only a manifest that was lost needs to ask the parts."""
+        if not self.rebuilt:
+            return 0
+        last = 0
+        for path in self.layout.root.glob("scores/*/e*/[0-9a-f][0-9a-f]/*.parquet"):
+            try:
+                metadata = pq.read_metadata(path).metadata or {}
+                last = max(last, int(json.loads(metadata[b"rescore"])["run"]))
+            except (pa.ArrowException, OSError, ValueError, KeyError, TypeError):
+                continue  # a damaged part is reconcile's to report
+        return last
+
+    def _append(self, name: str, table: pa.Table) -> None:
+        with self._tables(batch=table):
+            self._execute(f"INSERT INTO {name} BY NAME SELECT * FROM batch")
+
+    @contextmanager
+    def _tables(self, **tables: pa.Table) -> Iterator[None]:
+        for name, table in tables.items():
+            self._connection.register(name, table)
+        try:
+            yield
+        finally:
+            for name in tables:
+                self._connection.unregister(name)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._execute("BEGIN")
+        try:
+            yield
+        except BaseException:
+            with suppress(duckdb.Error):  # the first error says more; the driver ends, and nothing was committed
+                self._connection.rollback()
+            raise
+        self._execute("COMMIT")
+
+    def _query(self, sql: str, values: Sequence[object]) -> duckdb.DuckDBPyConnection:
+        with _as_manifest_error():
+            return self._connection.execute(sql, list(values))
+
+    def _execute(self, sql: str, values: Sequence[object] = ()) -> None:
+        self._query(sql, values)
+
+    def _rows(self, sql: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        return self._query(sql, values).fetchall()
+
+    def _scalar(self, sql: str, values: Sequence[object] = ()) -> int:
+        return int(self._rows(sql, values)[0][0])
+
+
+def released(key: ShardKey, *, error_type: str, message: str, attempt: int = 0) -> Event:
+    """The event that gives a shard back without charging anybody."""
+    return Event(
+        kind=EventKind.RELEASED,
+        shard_id=key[0],
+        generation=key[1],
+        attempt=attempt,
+        error_type=error_type,
+        message=message,
+    )
+
+
+def utc(time: datetime) -> datetime:
+    """UTC without a zone, as the manifest stores times."""
+    return time.astimezone(UTC).replace(tzinfo=None)
+
+
+@contextmanager
+def _as_manifest_error() -> Iterator[None]:
+    try:
+        yield
+    except duckdb.Error as error:
+        raise ManifestError(f"the manifest: {' '.join(str(error).split())}") from error
+
+
+def _header(plan: Plan) -> list[object]:
+    return [
+        plan.model_version,
+        plan.epoch,
+        plan.id_type,
+        plan.queries,
+        plan.query_set,
+        plan.binding.digest,
+        plan.binding.label_scores,
+        plan.duplicates,
+        json.dumps(dict(plan.settings)),
+        utc(plan.planned_at),
+    ]
