@@ -20,14 +20,14 @@ from shards.plan import model_versions, read_plan
 from shards.reconcile import windowed
 from shards.records import weight
 from shards.snapshot import open_private
-from shards.types import Footer, Plan, Shard, ShardKey
+from shards.types import Failure, Footer, Plan, Shard, ShardKey
 
 _MEMORY = "2GB"
 _COMPLETE = (0, 3)
 _NAMED = 5
-_FINISHED = (
-    "SELECT shard_id, generation FROM shards WHERE model_version = ? AND epoch = ? AND state IN ('done', 'dead')"
-)
+_FINISHED = """
+SELECT shard_id, generation FROM shards WHERE model_version = ? AND epoch = ? AND state IN ('done', 'dead')
+"""
 _LAST = "SELECT exit_code FROM runs WHERE model_version = ? ORDER BY run DESC LIMIT 1"
 
 
@@ -37,7 +37,7 @@ class Verification:
 
     model_version: str
     ok: bool
-    """No duplicate, no damaged or unexpected part, no acknowledged part missing; and, after exit 0 or 3, nothing missing."""
+    """No duplicate, no damaged or unexpected part, no acknowledged part missing; after exit 0 or 3, no document."""
     expected_docs: int
     scored_docs: int
     dead_docs: int
@@ -85,12 +85,14 @@ def verify(layout: Layout, model_version: str | None) -> Verification:
     Raises UsageError if it is not there, PlanError if plan or orders are damaged.
     """
     plan = _plan(layout, model_version)
+    # In this order, so that a run at work cannot make us see an acknowledgement, but not yet its part,
+    # or a part, but not yet the order that asked for it.
+    acknowledged, complete = _acknowledged(layout, plan)
+    found = parts.scan(layout, plan.model_version, plan.epoch)
     orders = [order for order in read_orders(layout, plan.model_version) if order.epoch == plan.epoch]
     shards = {shard.key: shard for shard in (*plan.shards, *shards_of(plan, orders))}
-    found = parts.scan(layout, plan.model_version, plan.epoch)
     work = [_Work(path, shards[key]) for key, path in found.items() if key in shards]
     tally, duplicates, named = _read_all(layout, plan, orders, work)
-    acknowledged, complete = _acknowledged(layout, plan)
     missing_parts = tuple(sorted(key for key in acknowledged if key in shards and key not in found))
     unexpected = tuple(sorted(str(path) for key, path in found.items() if key not in shards))
     expected = sum(shard.keys(plan.queries) for shard in plan.shards)
@@ -187,9 +189,7 @@ def _keys(plan: Plan, redriven: _Redriven, work: Sequence[_Work], tally: _Tally)
             tally.damaged[item.shard.key] = str(item.path)
             continue
         footer, table = read
-        dead = [
-            failure for failure in footer.failures if not redriven.covers(footer, failure.row, failure.query_id)
-        ]
+        dead = [failure for failure in footer.failures if not redriven.covers(footer, failure)]
         tally.good += 1
         tally.scored += footer.scored
         tally.dead += sum(weight(footer, failure, plan.queries) for failure in dead)
@@ -251,8 +251,8 @@ class _Redriven:
             for name in order.shards:
                 self._by_shard.setdefault(name, []).append(order)
 
-    def covers(self, footer: Footer, row: int | None, query_id: str | None) -> bool:
-        name = footer.shard_id
+    def covers(self, footer: Footer, failure: Failure) -> bool:
+        name, row, query_id = footer.shard_id, failure.row, failure.query_id
         for order in self._by_shard.get(name, ()):
             if order.generation <= footer.generation:
                 continue
