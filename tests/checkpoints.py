@@ -137,7 +137,7 @@ def tiny_roberta(path: Path | str, *, seed: int = 0, positions: int = 130) -> st
 def tiny_llm_reranker(
     path: Path | str, *, seed: int = 0, template: str = CHAT_TEMPLATE, classifier: bool = False, yes_no: bool = True
 ) -> str:
-    """Qwen3 with a chat template: left padding and the logit of "yes" over "no", or a classifier. Returns the path."""
+    """Qwen3, chat template, left padding: the logit of "yes" over "no", or a classifier. Returns the path."""
     torch.manual_seed(seed)
     raw = _byte_bpe(QWEN_SPECIALS + (["yes", "no"] if yes_no else []))
     tokenizer = PreTrainedTokenizerFast(
