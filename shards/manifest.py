@@ -28,15 +28,13 @@ __all__ = ["Counts", "Manifest", "Redriven", "Resume"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """Where a model_version stands. Shards by the state of their latest generation; docs are keys."""
+    """Where a model_version stands, in keys: documents, or document-query pairs where a query set is used."""
 
-    pending: int
-    leased: int
-    done: int
+    shards: Mapping[str, int]
+    """By state (pending, leased, done, dead) of their latest generation."""
+    total: int
+    scored: int
     dead: int
-    docs_total: int
-    docs_scored: int
-    docs_dead: int
 
 
 class Manifest:
@@ -236,7 +234,9 @@ class Manifest:
                 [run, utc(self._now()), pending_shards, leased_shards, pending_docs, docs_per_s],
             )
 
-    def redrive(self, model_version: str, epoch: int, *, where: str | None, dry_run: bool) -> Redriven:
+    def redrive(
+        self, model_version: str | None, epoch: int | None = None, *, where: str | None, dry_run: bool
+    ) -> Redriven:
         """Order dead letters to be tried again. See `shards.redrive`."""
         return redrive.redrive(self, model_version, epoch, where=where, dry_run=dry_run)
 
@@ -254,13 +254,10 @@ class Manifest:
         """Where the model_version's current epoch stands."""
         row = self._rows(publish.COUNTS, [model_version] * 3)[0]
         return Counts(
-            pending=row[0],
-            leased=row[1],
-            done=row[2],
-            dead=row[3],
-            docs_total=row[4],
-            docs_scored=row[5],
-            docs_dead=row[6],
+            shards={"pending": row[0], "leased": row[1], "done": row[2], "dead": row[3]},
+            total=row[4],
+            scored=row[5],
+            dead=row[6],
         )
 
     def publish(self, workers: Sequence[Mapping[str, object]] = ()) -> None:

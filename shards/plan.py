@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Literal
 
 from shards import cut, files, parts, planfile
-from shards.errors import OutputError, PlanError
+from shards.errors import OutputError, PlanError, UsageError
 from shards.layout import Layout, check_name
 from shards.planfile import PlanFile
 from shards.types import Binding, CorpusFile, CorpusSpec, Plan, QuerySet
@@ -23,6 +23,9 @@ class PlanChange:
     kind: Literal["created", "unchanged", "extended", "replaced"]
     new_files: int
     new_shards: int
+
+    def __str__(self) -> str:
+        return f"extended by {self.new_files:,} new files" if self.kind == "extended" else self.kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +68,20 @@ def read_plan(layout: Layout, model_version: str) -> Plan | None:
     """The plan from its files alone; paths are those it was made with. Raises PlanError if damaged."""
     standing = _read(layout, model_version)
     return planfile.join(standing) if standing else None
+
+
+def only_plan(layout: Layout, model_version: str | None) -> Plan:
+    """The plan of a model_version; None: of the only one there is. Raises UsageError if there is none such."""
+    known = model_versions(layout)
+    if model_version is None:
+        if len(known) != 1:
+            what = f"several model_versions, name one: {', '.join(known)}" if known else "no plan"
+            raise UsageError(f"{layout.root} holds {what}")
+        model_version = known[0]
+    plan = read_plan(layout, model_version) if model_version in known else None
+    if plan is None:
+        raise UsageError(f"no model_version {model_version!r} in {layout.root}; there is: {', '.join(known)}")
+    return plan
 
 
 def model_versions(layout: Layout) -> list[str]:

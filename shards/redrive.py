@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import pyarrow as pa
 
-from shards.errors import PlanError, UsageError
+from shards.errors import UsageError
 from shards.orders import Order, read_orders, shards_of, write_order
-from shards.plan import read_plan
+from shards.plan import only_plan
 from shards.types import Event, EventKind, Plan
 
 if TYPE_CHECKING:
@@ -27,20 +27,30 @@ class Redriven:
     shards: int
 
 
-def redrive(manifest: Manifest, model_version: str, epoch: int, *, where: str | None, dry_run: bool) -> Redriven:
+def redrive(
+    manifest: Manifest,
+    model_version: str | None,
+    epoch: int | None = None,
+    *,
+    where: str | None,
+    dry_run: bool,
+) -> Redriven:
     """Write an order for the dead letters that are dead and fit `where`, then the events.
 
-    Raises UsageError for a condition that DuckDB refuses, PlanError if there is no plan.
+    Without a model_version: the only one there is; without an epoch: the current one. Works on a manifest
+    that was rebuilt a moment ago. Raises UsageError for a condition that DuckDB refuses, or a
+    model_version that is not there.
     """
-    plan = read_plan(manifest.layout, model_version)
-    if plan is None:
-        raise PlanError(f"no plan for model_version {model_version!r} in {manifest.layout.root}")
+    plan = only_plan(manifest.layout, model_version)
+    model_version, epoch = plan.model_version, plan.epoch if epoch is None else epoch
+    orders = read_orders(manifest.layout, model_version)
+    manifest.register(plan, orders)
+    manifest.reconcile(plan, orders)  # what a dead driver published and did not record can be redriven too
     chosen = select(manifest.letters(model_version, epoch), where, plan)
     docs = sum(letter["docs"] for letter in chosen)
     shards = {letter["shard_id"] for letter in chosen}
     if dry_run or not chosen:
         return Redriven(generation=0, letters=len(chosen), docs=docs, shards=len(shards))
-    orders = read_orders(manifest.layout, model_version)
     rows, queries = _asked(chosen, plan, orders)
     generation = write_order(manifest.layout, model_version, epoch, rows, queries)
     manifest.register(plan, read_orders(manifest.layout, model_version))

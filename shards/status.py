@@ -16,8 +16,13 @@ from shards.publish import COUNTS_PUBLISHED
 from shards.snapshot import open_private
 
 
+def utc_now() -> datetime:
+    """The clock that commands hand in."""
+    return datetime.now(UTC)
+
+
 def status(
-    layout: Layout, model_version: str | None, *, now: Callable[[], datetime] | None = None
+    layout: Layout, model_version: str | None = None, *, now: Callable[[], datetime] = utc_now
 ) -> dict[str, Any]:
     """What `status --json` prints, and `run`: the last run's number, pid, host, start, end, message.
 
@@ -26,7 +31,7 @@ def status(
     last run. Raises UsageError for a model_version that is not there.
     """
     held = holder(layout) is not None
-    time = (now() if now is not None else datetime.now(UTC)).astimezone(UTC).replace(tzinfo=None)
+    time = now().astimezone(UTC).replace(tzinfo=None)
     with open_private(layout) as connection:
         name = choose(connection, model_version)
         run = _last_run(connection, name)

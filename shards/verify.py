@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from shards import footers, parts
-from shards.errors import OutputError, PartDamaged, UsageError
+from shards.errors import OutputError, PartDamaged
 from shards.layout import Layout
 from shards.orders import Order, read_orders, shards_of
-from shards.plan import model_versions, read_plan
+from shards.plan import only_plan
 from shards.reconcile import windowed
 from shards.records import weight
 from shards.snapshot import open_private
@@ -56,9 +56,25 @@ class Verification:
     complete: bool
     """Whether the last run claims (exit 0 or 3) that nothing is missing."""
 
-    def to_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """What `verify --json` prints."""
         return asdict(self)
+
+    def lines(self) -> list[str]:
+        """The same for people."""
+        verdict = "ok" if self.ok else "NOT OK"
+        lines = [
+            f"{verdict}: {self.expected_docs:,} expected, {self.scored_docs:,} scored, {self.dead_docs:,} dead,"
+            f" {self.missing_docs:,} missing, in {self.parts:,} parts of {self.model_version}"
+        ]
+        if self.duplicate_keys:
+            lines.append(f"{self.duplicate_keys:,} duplicate keys: {', '.join(self.duplicates)} …")
+        lines.extend(f"damaged: {line}" for line in self.damaged)
+        lines.extend(
+            f"acknowledged, and not there: {name}.g{generation}" for name, generation in self.missing_parts
+        )
+        lines.extend(f"of no planned shard: {path}" for path in self.unexpected_parts)
+        return lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +100,7 @@ def verify(layout: Layout, model_version: str | None) -> Verification:
 
     Raises UsageError if it is not there, PlanError if plan or orders are damaged.
     """
-    plan = _plan(layout, model_version)
+    plan = only_plan(layout, model_version)
     # In this order, so that a run at work cannot make us see an acknowledgement, but not yet its part,
     # or a part, but not yet the order that asked for it.
     acknowledged, complete = _acknowledged(layout, plan)
@@ -115,19 +131,6 @@ def verify(layout: Layout, model_version: str | None) -> Verification:
         unexpected_parts=unexpected,
         complete=complete,
     )
-
-
-def _plan(layout: Layout, model_version: str | None) -> Plan:
-    known = model_versions(layout)
-    if model_version is None:
-        if len(known) != 1:
-            what = f"several model_versions, name one: {', '.join(known)}" if known else "no plan"
-            raise UsageError(f"{layout.root} holds {what}")
-        model_version = known[0]
-    plan = read_plan(layout, model_version)
-    if plan is None:
-        raise UsageError(f"no model_version {model_version!r} in {layout.root}; there is: {', '.join(known)}")
-    return plan
 
 
 def _acknowledged(layout: Layout, plan: Plan) -> tuple[list[ShardKey], bool]:
