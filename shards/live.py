@@ -1,11 +1,15 @@
-"""Open the live database; one that is damaged is moved aside, because the files can rebuild it."""
+"""The live database: opened, moved aside where it is damaged (the files can rebuild it), and written to."""
 
 from __future__ import annotations
 
-from datetime import datetime
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import duckdb
+import pyarrow as pa
 
 from shards.errors import ManifestError
 from shards.layout import Layout
@@ -14,7 +18,75 @@ from shards.migrations import migrate
 _TABLES = ("model_versions", "corpus_files", "shards", "ordered", "events", "letters", "runs", "lag_samples")
 
 
-def open_live(layout: Layout, now: datetime) -> tuple[duckdb.DuckDBPyConnection, bool]:
+class Live:
+    """A DuckDB connection whose errors are ManifestErrors. Not for several threads."""
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
+        self._connection = connection
+
+    def close(self) -> None:
+        self._connection.close()
+
+    @contextmanager
+    def connection(self) -> Iterator[duckdb.DuckDBPyConnection]:
+        """The connection itself."""
+        try:
+            yield self._connection
+        except duckdb.Error as error:
+            raise ManifestError(f"the manifest: {_line(error)}") from error
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All or nothing; durable once the block has ended."""
+        self.execute("BEGIN")
+        try:
+            yield
+            self.execute("COMMIT")
+        except BaseException:
+            with suppress(duckdb.Error):  # the first error says more; the driver ends, and nothing was committed
+                self._connection.rollback()
+            raise
+
+    @contextmanager
+    def tables(self, **tables: pa.Table) -> Iterator[None]:
+        """Arrow tables that statements in the block can name."""
+        for name, table in tables.items():
+            self._connection.register(name, table)
+        try:
+            yield
+        finally:
+            for name in tables:
+                self._connection.unregister(name)
+
+    def append(self, name: str, table: pa.Table) -> None:
+        """Rows in bulk: a million in 0.6 s, where `executemany` would take minutes."""
+        with self.tables(batch=table):
+            self.execute(f"INSERT INTO {name} BY NAME SELECT * FROM batch")
+
+    def execute(self, sql: str, values: Sequence[object] = ()) -> None:
+        with self.connection() as connection:
+            connection.execute(sql, list(values))
+
+    def rows(self, sql: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        with self.connection() as connection:
+            return connection.execute(sql, list(values)).fetchall()
+
+    def table(self, sql: str, values: Sequence[object] = ()) -> pa.Table:
+        with self.connection() as connection:
+            found: pa.Table | None = connection.sql(sql, params=list(values)).to_arrow_table()
+        assert found is not None
+        return found
+
+    def scalar(self, sql: str, values: Sequence[object] = ()) -> int:
+        return int(self.rows(sql, values)[0][0])
+
+
+def utc(time: datetime) -> datetime:
+    """UTC without a zone, as the manifest stores times."""
+    return time.astimezone(UTC).replace(tzinfo=None)
+
+
+def open_live(layout: Layout, now: datetime) -> tuple[Live, bool]:
     """The connection, and whether the database was lost or damaged and begins anew.
 
     Only the holder of the run lock may call this. Raises ManifestError for a newer schema, or when another
@@ -22,14 +94,14 @@ def open_live(layout: Layout, now: datetime) -> tuple[duckdb.DuckDBPyConnection,
     """
     if not layout.live.exists():
         _set_aside(layout.live, now)  # a WAL without its database would be replayed into the new one
-        return _connect(layout.live), _has_parts(layout)
+        return Live(_connect(layout.live)), _has_parts(layout)
     try:
-        return _connect(layout.live), False
+        return Live(_connect(layout.live)), False
     except duckdb.Error as error:
         if "set lock" in str(error) or "Conflicting lock" in str(error):
             raise ManifestError(f"another process has {layout.live} open: {_line(error)}") from error
     _set_aside(layout.live, now)
-    return _connect(layout.live), True
+    return Live(_connect(layout.live)), True
 
 
 def _connect(path: Path) -> duckdb.DuckDBPyConnection:

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import Any
 
-import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from shards import publish, records, redrive
-from shards.errors import ManifestError
 from shards.layout import Layout
-from shards.live import open_live
+from shards.live import Live, open_live, utc
 from shards.orders import Order, shards_of
-from shards.reconcile import Resume, reconcile
+from shards.reconcile import Resume, reconcile, released
 from shards.redrive import Redriven
-from shards.types import Event, EventKind, History, Plan, ShardKey, ShardState
+from shards.types import Event, History, Plan, ShardKey, ShardState
 
 __all__ = ["Counts", "Manifest", "Redriven", "Resume"]
 
@@ -47,23 +43,23 @@ class Manifest:
     def __init__(
         self,
         layout: Layout,
-        connection: duckdb.DuckDBPyConnection,
+        live: Live,
         *,
         rebuilt: bool,
         now: Callable[[], datetime],
     ) -> None:
         self.layout = layout
         self.rebuilt = rebuilt
-        self._connection = connection
+        self._live = live
         self._now = now
-        self._seq = self._scalar("SELECT coalesce(max(seq), 0) FROM events")
+        self._seq = self._live.scalar("SELECT coalesce(max(seq), 0) FROM events")
         self._run: int | None = None
 
     @classmethod
     def open(cls, layout: Layout, *, now: Callable[[], datetime]) -> Manifest:
         """Open or create the live database. `rebuilt` tells that an earlier one was lost or damaged."""
-        connection, rebuilt = open_live(layout, utc(now()))
-        return cls(layout, connection, rebuilt=rebuilt, now=now)
+        live, rebuilt = open_live(layout, utc(now()))
+        return cls(layout, live, rebuilt=rebuilt, now=now)
 
     def __enter__(self) -> Manifest:
         return self
@@ -74,7 +70,7 @@ class Manifest:
         self.close()
 
     def close(self) -> None:
-        self._connection.close()
+        self._live.close()
 
     def begin_run(
         self,
@@ -88,14 +84,14 @@ class Manifest:
     ) -> int:
         """Record a run and return its number. Earlier runs that never ended are marked interrupted."""
         now = utc(self._now())
-        run = max(self._scalar("SELECT coalesce(max(run), 0) FROM runs"), self._last_run_on_disk()) + 1
-        with self._transaction():
-            self._execute(
+        run = max(self._live.scalar("SELECT coalesce(max(run), 0) FROM runs"), self._last_run_on_disk()) + 1
+        with self._live.transaction():
+            self._live.execute(
                 "UPDATE runs SET state = 'interrupted', ended_at = ?, exit_code = 5,"
                 " message = 'the driver died' WHERE state = 'running'",
                 [now],
             )
-            self._execute(
+            self._live.execute(
                 "INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL, 'running', NULL, NULL, NULL)",
                 [run, model_version, pid, host, command, config_json, json.dumps(dict(versions)), now],
             )
@@ -105,8 +101,8 @@ class Manifest:
     def end_run(self, run: int, *, state: str, exit_code: int, message: str, summary: Mapping[str, object]) -> None:
         """Record how a run ended: complete, complete_with_dead_letters, stopped, interrupted, failed."""
         values = [utc(self._now()), state, exit_code, records.clean(message), json.dumps(dict(summary)), run]
-        with self._transaction():
-            self._execute(
+        with self._live.transaction():
+            self._live.execute(
                 "UPDATE runs SET ended_at = ?, state = ?, exit_code = ?, message = ?, summary = ? WHERE run = ?",
                 values,
             )
@@ -119,8 +115,8 @@ class Manifest:
         planned = [*plan.shards, *shards_of(plan, orders)]
         key = [plan.model_version, plan.epoch]
         table = records.shards(planned, plan, first=0, at=utc(self._now()))
-        with self._transaction(), self._tables(incoming=table):
-            foreign = self._scalar(
+        with self._live.transaction(), self._live.tables(incoming=table):
+            foreign = self._live.scalar(
                 "SELECT (SELECT count(*) FROM shards ANTI JOIN incoming USING (shard_id, generation)"
                 " WHERE (model_version, epoch) = (?, ?))"
                 " + (SELECT count(*) FROM model_versions WHERE (model_version, epoch) = (?, ?) AND binding <> ?)",
@@ -128,17 +124,17 @@ class Manifest:
             )
             if foreign:
                 for name in ("shards", "events", "letters"):
-                    self._execute(f"DELETE FROM {name} WHERE (model_version, epoch) = (?, ?)", key)
+                    self._live.execute(f"DELETE FROM {name} WHERE (model_version, epoch) = (?, ?)", key)
             for name in ("model_versions", "corpus_files", "ordered"):
-                self._execute(f"DELETE FROM {name} WHERE (model_version, epoch) = (?, ?)", key)
-            self._execute("INSERT INTO model_versions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", _header(plan))
-            self._execute(
+                self._live.execute(f"DELETE FROM {name} WHERE (model_version, epoch) = (?, ?)", key)
+            self._live.execute("INSERT INTO model_versions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", _header(plan))
+            self._live.execute(
                 "INSERT INTO shards SELECT * FROM incoming i WHERE NOT EXISTS (SELECT 1 FROM shards s WHERE"
                 " (s.model_version, s.epoch, s.shard_id, s.generation)"
                 " = (i.model_version, i.epoch, i.shard_id, i.generation))"
             )
-            self._append("corpus_files", records.corpus_files(plan))
-            self._append("ordered", records.ordered([order for order in orders if order.epoch == plan.epoch]))
+            self._live.append("corpus_files", records.corpus_files(plan))
+            self._live.append("ordered", records.ordered([order for order in orders if order.epoch == plan.epoch]))
 
     def reconcile(self, plan: Plan, orders: Sequence[Order]) -> Resume:
         """Compare events and parts, and make the events true. See `shards.reconcile`."""
@@ -146,7 +142,7 @@ class Manifest:
 
     def states(self, model_version: str, epoch: int) -> dict[ShardKey, str]:
         """The last event's kind of every shard that has one."""
-        rows = self._rows(
+        rows = self._live.rows(
             "SELECT shard_id, generation, kind FROM last_events WHERE (model_version, epoch) = (?, ?)",
             [model_version, epoch],
         )
@@ -154,7 +150,7 @@ class Manifest:
 
     def histories(self, model_version: str) -> dict[ShardKey, History]:
         """What is known of every registered shard."""
-        rows = self._rows(
+        rows = self._live.rows(
             "SELECT shard_id, generation, state, attempts, failed, died, released, voided, first_leased_at"
             " FROM shard_states WHERE model_version = ? AND epoch ="
             " (SELECT max(epoch) FROM model_versions WHERE model_version = ?)",
@@ -177,7 +173,7 @@ class Manifest:
         """Append the events of one scheduler tick, and the dead letters their footers bring, in one transaction."""
         if not events:
             return
-        name = self._rows("SELECT model_version FROM runs WHERE run = ?", [run])
+        name = self._live.rows("SELECT model_version FROM runs WHERE run = ?", [run])
         assert name, f"run {run} was not begun"
         self.append(events, model_version=str(name[0][0]), run=run)
 
@@ -190,7 +186,7 @@ class Manifest:
         at: Sequence[datetime] | None = None,
     ) -> None:
         """As `commit`, with times of their own for events that are found later (`at`, one each)."""
-        header = self._rows(
+        header = self._live.rows(
             "SELECT epoch, queries FROM model_versions WHERE model_version = ? ORDER BY epoch DESC LIMIT 1",
             [model_version],
         )
@@ -204,17 +200,17 @@ class Manifest:
         ]
         letters = records.letters(entries, queries=queries)
         run = self._run if run is None else run
-        with self._transaction():
-            self._append("events", records.events(entries, run=run, model_version=model_version, epoch=epoch))
+        with self._live.transaction():
+            self._live.append("events", records.events(entries, run=run, model_version=model_version, epoch=epoch))
             if letters.num_rows:
-                self._append("letters", letters)
+                self._live.append("letters", letters)
         self._seq += len(entries)
 
     def repair(self, model_version: str, keys: Iterable[ShardKey]) -> None:
         """Put shards back whose parts were found damaged or missing."""
         message = "its part is damaged or missing"
         self.append(
-            [released(key, error_type="PartDamaged", message=message) for key in keys],
+            [released(key, "PartDamaged", message) for key in keys],
             model_version=model_version,
         )
 
@@ -228,8 +224,8 @@ class Manifest:
         docs_per_s: float,
     ) -> None:
         """Append one line to the lag's history."""
-        with self._transaction():
-            self._execute(
+        with self._live.transaction():
+            self._live.execute(
                 "INSERT INTO lag_samples VALUES (?, ?, ?, ?, ?, ?)",
                 [run, utc(self._now()), pending_shards, leased_shards, pending_docs, docs_per_s],
             )
@@ -242,17 +238,14 @@ class Manifest:
 
     def letters(self, model_version: str, epoch: int) -> pa.Table:
         """The dead letters that are dead now, as `dead_letters` publishes them (doc_id as text)."""
-        with _as_manifest_error():
-            found: pa.Table | None = self._connection.sql(
-                "SELECT * FROM dead_letters WHERE (model_version, epoch) = (?, ?) AND state = 'dead'",
-                params=[model_version, epoch],
-            ).to_arrow_table()
-        assert found is not None
-        return found
+        return self._live.table(
+            "SELECT * FROM dead_letters WHERE (model_version, epoch) = (?, ?) AND state = 'dead'",
+            [model_version, epoch],
+        )
 
     def counts(self, model_version: str) -> Counts:
         """Where the model_version's current epoch stands."""
-        row = self._rows(publish.COUNTS, [model_version] * 3)[0]
+        row = self._live.rows(publish.COUNTS, [model_version] * 3)[0]
         return Counts(
             shards={"pending": row[0], "leased": row[1], "done": row[2], "dead": row[3]},
             total=row[4],
@@ -262,8 +255,8 @@ class Manifest:
 
     def publish(self, workers: Sequence[Mapping[str, object]] = ()) -> None:
         """Publish the snapshot that people and other programs open. OSErrors propagate."""
-        with _as_manifest_error():
-            publish.publish(self._connection, self.layout, workers)
+        with self._live.connection() as connection:
+            publish.publish(connection, self.layout, workers)
 
     def _last_run_on_disk(self) -> int:
         """The highest run in any footer; only a manifest that was lost needs to ask the parts."""
@@ -277,69 +270,6 @@ class Manifest:
             except (pa.ArrowException, OSError, ValueError, KeyError, TypeError):
                 continue  # a damaged part is reconcile's to report
         return last
-
-    def _append(self, name: str, table: pa.Table) -> None:
-        with self._tables(batch=table):
-            self._execute(f"INSERT INTO {name} BY NAME SELECT * FROM batch")
-
-    @contextmanager
-    def _tables(self, **tables: pa.Table) -> Iterator[None]:
-        for name, table in tables.items():
-            self._connection.register(name, table)
-        try:
-            yield
-        finally:
-            for name in tables:
-                self._connection.unregister(name)
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._execute("BEGIN")
-        try:
-            yield
-        except BaseException:
-            with suppress(duckdb.Error):  # the first error says more; the driver ends, and nothing was committed
-                self._connection.rollback()
-            raise
-        self._execute("COMMIT")
-
-    def _query(self, sql: str, values: Sequence[object]) -> duckdb.DuckDBPyConnection:
-        with _as_manifest_error():
-            return self._connection.execute(sql, list(values))
-
-    def _execute(self, sql: str, values: Sequence[object] = ()) -> None:
-        self._query(sql, values)
-
-    def _rows(self, sql: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
-        return self._query(sql, values).fetchall()
-
-    def _scalar(self, sql: str, values: Sequence[object] = ()) -> int:
-        return int(self._rows(sql, values)[0][0])
-
-
-def released(key: ShardKey, *, error_type: str, message: str, attempt: int = 0) -> Event:
-    """The event that gives a shard back without charging anybody."""
-    return Event(
-        kind=EventKind.RELEASED,
-        shard_id=key[0],
-        generation=key[1],
-        attempt=attempt,
-        error_type=error_type,
-        message=message,
-    )
-
-
-def utc(time: datetime) -> datetime:
-    """UTC without a zone, as the manifest stores times."""
-    return time.astimezone(UTC).replace(tzinfo=None)
-
-
-@contextmanager
-def _as_manifest_error() -> Iterator[None]:
-    try:
-        yield
-    except duckdb.Error as error:
-        raise ManifestError(f"the manifest: {' '.join(str(error).split())}") from error
 
 
 def _header(plan: Plan) -> list[object]:

@@ -58,8 +58,8 @@ def reconcile(manifest: Manifest, plan: Plan, ordered: Sequence[Shard]) -> Resum
     lost = [key for key in finished if key not in present]
     manifest.append(
         [
-            *(_released(key, "DriverDied", "the driver died while the shard was leased") for key in leased),
-            *(_released(key, "PartMissing", "its part is gone") for key in lost),
+            *(released(key, "DriverDied", "the driver died while the shard was leased") for key in leased),
+            *(released(key, "PartMissing", "its part is gone") for key in lost),
         ],
         model_version=plan.model_version,
     )
@@ -129,7 +129,8 @@ def _verdict(footer: Footer) -> Event:
     )
 
 
-def _released(key: ShardKey, error_type: str, message: str) -> Event:
+def released(key: ShardKey, error_type: str, message: str) -> Event:
+    """The event that gives a shard back without charging anybody."""
     return Event(
         kind=EventKind.RELEASED,
         shard_id=key[0],

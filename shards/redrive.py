@@ -61,6 +61,7 @@ def redrive(
         ],
         model_version=model_version,
     )
+    manifest.publish()
     return Redriven(generation=generation, letters=len(chosen), docs=docs, shards=len(shards))
 
 
