@@ -112,7 +112,7 @@ class Scheduler:
         self._untried = Spans([s for s in shards if self._is_untried(s)])
         self._waiting: list[tuple[float, int, ShardKey]] = []
         self._suspects: deque[ShardKey] = deque()
-        self._barren: set[ShardKey] = set()
+        self._barren: deque[ShardKey] = deque()
         self._unfinished = set(self._shards)
         self._events: list[Event] = []
         self._streak = 0
@@ -245,7 +245,6 @@ class Scheduler:
             )
         )
         self._unfinished.discard(shard.key)
-        self._barren.discard(shard.key)
         self.tally.scored += footer.scored
         self.tally.dead += footer.dead
         self.tally.adopted += adopted
@@ -259,9 +258,8 @@ class Scheduler:
 
     def _on_failed(self, event: Failed, lease: Lease, worker: WorkerInfo) -> None:
         if event.barren:
-            self._barren.add(lease.key)
+            self._barren.append(lease.key)
             self._record(EventKind.RELEASED, lease, worker=worker, error=event.error)
-            self._try_again(lease.key)
             self._mind_streak(event.error, what="every document of a shard failed while scoring")
             return
         verdict = classify(event.error)
@@ -285,7 +283,7 @@ class Scheduler:
     def _mind_streak(self, error: ErrorReport, *, what: str) -> None:
         """The circuit breaker: failures in a row, and nothing has ever succeeded."""
         self._streak += 1
-        only_barren = bool(self._barren) and self._unfinished <= self._barren
+        only_barren = len(self._barren) == len(self._unfinished)
         if not self.trusted and (self._streak >= self._policy.breaker_after or only_barren):
             self._halt(StopKind.BREAKER, error, f"{what}, {self._streak} in a row and none succeeded")
 
@@ -409,7 +407,10 @@ class Scheduler:
             return self._shards[self._suspects.popleft()] if self._suspects and not worker.held else None
         if self._waiting and self._waiting[0][0] <= self._clock.monotonic():
             return self._shards[heapq.heappop(self._waiting)[2]]
-        return self._untried.take(worker_id)
+        untried = self._untried.take(worker_id)
+        if untried is None and self._barren and self.trusted:
+            return self._shards[self._barren.popleft()]
+        return untried
 
     def _lease(self, shard: Shard, worker: WorkerView) -> Lease:
         history = self._histories[shard.key]

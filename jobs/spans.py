@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import pairwise
 
 from jobs.protocol import WorkerId
 from shards.types import Shard
@@ -69,4 +70,4 @@ def _runs(shards: Sequence[Shard]) -> list[_Span]:
         for i, shard in enumerate(shards)
         if i == 0 or (shard.file, shard.row_group) != (shards[i - 1].file, shards[i - 1].row_group)
     ]
-    return list(zip(starts, [*starts[1:], len(shards)], strict=True))
+    return list(pairwise([*starts, len(shards)]))

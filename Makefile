@@ -1,0 +1,39 @@
+PYTHON ?= python3
+BIN := .venv/bin
+# One stamp for the whole set-up: whatever decides what is installed is a prerequisite of it.
+STAMP := .venv/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format bench
+
+help:  ## This list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+setup: $(STAMP)  ## A virtual environment in .venv with everything that demo and test need
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rescore needs Python 3.11 or newer, and $(PYTHON) is " + sys.version.split()[0])'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo,dev]'
+	@touch $@
+
+demo: $(STAMP)  ## Score the standard library's docstrings with real weights, and look at the result
+	@$(BIN)/python -m jobs.demo prepare
+	@$(BIN)/rescore run configs/demo.yaml; code=$$?; test $$code -eq 0 -o $$code -eq 3 || exit $$code
+	@$(BIN)/python -m jobs.demo show
+
+test: $(STAMP)  ## The whole test suite
+	$(BIN)/python -m pytest
+
+lint: $(STAMP)  ## Linter, formatter, type checker, import walls
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP)  ## Let ruff mend what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP)  ## Documents per second, against a plain CrossEncoder.predict loop
+	$(BIN)/python -m tests.benchmarks.end_to_end

@@ -1,0 +1,66 @@
+"""The retry table and the backoff."""
+
+from __future__ import annotations
+
+import errno
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobs.retry import RetryPolicy, Verdict, backoff, classify, exhausted
+from jobs.worker import describe
+from ranker.errors import DeviceBroken, RankerError
+from shards.errors import CorpusChanged, ShardUnreadable
+from shards.types import History, ShardState, Stage
+
+
+@pytest.mark.parametrize(
+    ("error", "stage", "verdict"),
+    [
+        (ShardUnreadable("page 3"), Stage.READ, Verdict.PERMANENT),
+        (CorpusChanged("a.parquet"), Stage.READ, Verdict.PERMANENT),
+        (RankerError("no label"), Stage.SCORE, Verdict.FATAL),
+        (DeviceBroken("CUDA error"), Stage.SCORE, Verdict.INFRASTRUCTURE),
+        (ConnectionResetError(), Stage.READ, Verdict.TRANSIENT),
+        (TimeoutError(), Stage.READ, Verdict.TRANSIENT),
+        (FileNotFoundError(errno.ENOENT, "gone"), Stage.READ, Verdict.TRANSIENT),
+        (MemoryError(), Stage.SCORE, Verdict.TRANSIENT),
+        (KeyError("surprise"), Stage.SCORE, Verdict.TRANSIENT),
+        (OSError(errno.ENOSPC, "full"), Stage.WRITE, Verdict.FATAL),
+        (OSError(errno.EROFS, "read-only"), Stage.WRITE, Verdict.FATAL),
+        (PermissionError(errno.EACCES, "no"), Stage.WRITE, Verdict.FATAL),
+        (OSError(errno.ENOSPC, "full"), Stage.READ, Verdict.TRANSIENT),
+        (OSError(errno.EIO, "disk"), Stage.WRITE, Verdict.TRANSIENT),
+    ],
+    ids=lambda value: value.name if isinstance(value, Verdict) else str(value),
+)
+def test_classify_each_row_gets_its_verdict(error: Exception, stage: Stage, verdict: Verdict) -> None:
+    assert classify(describe(error, stage)) is verdict
+
+
+def test_classify_subclass_of_a_known_error_inherits_its_verdict() -> None:
+    class ThrottledError(ConnectionError):
+        pass
+
+    assert classify(describe(ThrottledError(), Stage.READ)) is Verdict.TRANSIENT
+
+
+@given(st.integers(1, 200), st.integers(0, 1000))
+def test_backoff_any_failure_stays_within_its_ceiling(failures: int, seed: int) -> None:
+    policy = RetryPolicy(backoff_s=1.0, backoff_max_s=60.0)
+    assert 0.0 <= backoff(failures, policy, Random(seed)) <= min(60.0, 2.0 ** (failures - 1))
+
+
+def test_backoff_full_jitter_spreads_over_the_whole_range() -> None:
+    random = Random(1)
+    waits = [backoff(4, RetryPolicy(), random) for _ in range(1000)]
+    assert min(waits) < 0.5
+    assert max(waits) > 7.5
+
+
+@pytest.mark.parametrize(("failed", "died", "spent"), [(0, 0, False), (2, 2, False), (3, 0, True), (0, 3, True)])
+def test_exhausted_either_budget_spent_says_so(failed: int, died: int, spent: bool) -> None:
+    history = History(state=ShardState.PENDING, failed=failed, died=died)
+    assert exhausted(history, RetryPolicy()) is spent
