@@ -17,7 +17,6 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
-from shards.manifest import Manifest
 
 from jobs.config import load_config, resolve_paths
 from jobs.progress import Reporter
@@ -27,6 +26,7 @@ from shards import status as status_
 from shards.errors import RescoreError, UsageError
 from shards.layout import Layout
 from shards.lock import run_lock
+from shards.manifest import Manifest
 
 _BEGAN = time.monotonic()
 
@@ -134,9 +134,9 @@ def summary(outcome: Any) -> list[str]:
     return lines
 
 
-def _starting(outcome: Any) -> str:
-    shares = ", ".join(f"{stage} {share:.0%}" for stage, share in outcome.shares.items() if share >= 0.005)
-    return f"the workers' start. Their time: {shares}." if shares else "the workers' start."
+def _where_time_went(shares: Mapping[str, float]) -> str:
+    parts = ", ".join(f"{stage} {share:.0%}" for stage, share in shares.items() if share >= 0.005)
+    return f". Of the workers' time: {parts}." if parts else "."
 
 
 @app.command()
@@ -194,8 +194,7 @@ def _status_table(state: Mapping[str, Any]) -> Table:
 def _worker(worker: Mapping[str, Any]) -> str:
     shares = worker.get("shares") or {}
     shares = json.loads(shares) if isinstance(shares, str) else shares
-    times = ", ".join(f"{stage} {share:.0%}" for stage, share in shares.items() if share >= 0.005)
-    return f"{worker['docs']:,} docs on {worker['device'] or 'cpu'}" + (f"; {times}" if times else "")
+    return f"{worker['docs']:,} docs on {worker['device'] or 'cpu'}{_where_time_went(shares)}"
 
 
 def _duration(seconds: float | None) -> str:

@@ -19,20 +19,19 @@ from random import Random
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from shards.manifest import Manifest, Resume
-
 from jobs.config import Config, is_hub_id
 from jobs.progress import Reporter, View
 from jobs.retry import RetryPolicy
 from jobs.scheduler import Scheduler, StopKind, WorkerView
 from jobs.store import ManifestStore
-from jobs.worker import WorkerSpec, share
+from jobs.worker import WorkerSpec
 from ranker import fingerprint, hub
 from ranker.types import RankerSpec
 from shards import orders, parts, plan, verify
 from shards.corpus import read_queries
 from shards.layout import Layout, check_name
 from shards.lock import run_lock
+from shards.manifest import Manifest, Resume
 from shards.types import (
     Binding,
     CorpusSpec,
@@ -109,6 +108,7 @@ class _Driver:
         self._scoring_seconds = 0.0
         self._scored_now = 0
         self._seconds: dict[str, float] = {}
+        self._worker_seconds = 0.0
         self._ranker_info: Mapping[str, str] = {}
 
     # -- from the configuration to the plan ----------------------------------------------------------
@@ -190,7 +190,11 @@ class _Driver:
         components = dict(fingerprint.components(self._ranker))
         if self._config.corpus.query is not None:
             components["query"] = self._config.corpus.query
-        binding = Binding(model_version=self._model_version, components=components)
+        binding = Binding(
+            model_version=self._model_version,
+            components=components,
+            label_scores=self._ranker.score_label is not None,
+        )
         made, change = plan.make_plan(
             self._layout, self._corpus, binding, self._queries, now=_utc_now(), settings={}
         )
@@ -272,6 +276,7 @@ class _Driver:
             self._scored_now += scheduler.tally.scored
             for worker in scheduler.workers.values():
                 self._ranker_info = worker.info.ranker or self._ranker_info
+                self._worker_seconds += time.monotonic() - worker.since
                 for stage, seconds in worker.seconds.items():
                     self._seconds[stage] = self._seconds.get(stage, 0.0) + seconds
 
@@ -372,7 +377,7 @@ class _Driver:
             scored_now=self._scored_now,
             seconds=time.monotonic() - self._started,
             scoring_seconds=self._scoring_seconds,
-            shares=share(self._seconds),
+            shares=_shares(self._seconds, self._worker_seconds),
             workers=self._ranker_info,
         )
 
@@ -409,7 +414,8 @@ class _Driver:
             threads=threads,
             model_version=self._model_version,
             epoch=self._plan.epoch,
-            binding=plan.binding_digest(self._plan.binding),
+            binding=self._plan.binding.digest,
+            label_scores=self._plan.binding.label_scores,
             run=self._run,
             import_paths=tuple(p for p in sys.path if p),
         )
@@ -469,8 +475,13 @@ def _worker_row(worker: WorkerView) -> dict[str, object]:
         "shards": worker.shards,
         "docs": worker.keys,
         "leased": len(worker.held),
-        "shares": share(worker.seconds),
+        "shares": _shares(worker.seconds, time.monotonic() - worker.since),
     }
+
+
+def _shares(seconds: Mapping[str, float], wall: float) -> dict[str, float]:
+    """Each stage's share of the workers' wall time, 0…1. Stages of neighbouring shards overlap."""
+    return {stage: round(s / wall, 3) for stage, s in seconds.items()} if wall else {}
 
 
 def _versions() -> dict[str, str]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ray
+from ray._raylet import Config
 from ray.exceptions import (
     ActorUnavailableError,
     OutOfMemoryError,
@@ -74,9 +75,11 @@ class _Actor(Worker):
 @dataclass(slots=True)
 class _Member:
     handle: Any
-    starting: Any
-    """The pending reply of `start`, or None once the worker is ready."""
+    placing: Any
+    """The pending sign of life of a process that Ray has yet to place, or None once it has."""
     since: float
+    starting: Any = None
+    """The pending reply of `start`, while the ranker is loaded."""
     node: str = ""
     calls: dict[Any, Lease] = field(default_factory=dict)
 
@@ -138,7 +141,7 @@ class RayPool:
     def waiting(self) -> str | None:
         """What the pool has waited for these ten seconds or more, in one line; None if for nothing."""
         now = time.monotonic()
-        late = [now - m.since for m in self._members.values() if m.starting is not None and now - m.since > 10]
+        late = [now - m.since for m in self._members.values() if m.placing is not None and now - m.since > 10]
         if not late:
             return None
         free, total = ray.available_resources(), ray.cluster_resources()
@@ -153,8 +156,9 @@ class RayPool:
     def _waits(self) -> dict[Any, WorkerId]:
         waits: dict[Any, WorkerId] = {}
         for worker, member in self._members.items():
-            if member.starting is not None:
-                waits[member.starting] = worker
+            for pending in (member.placing, member.starting):
+                if pending is not None:
+                    waits[pending] = worker
             for call in member.calls:
                 waits[call] = worker
         return waits
@@ -164,7 +168,7 @@ class RayPool:
             self._started += 1
             worker = f"w{self._started}"
             handle = self._actor.options(**self._placement.options()).remote(self._spec(worker))
-            self._members[worker] = _Member(handle, handle.start.remote(), time.monotonic())
+            self._members[worker] = _Member(handle, handle.__ray_ready__.remote(), time.monotonic())
 
     def _recount(self) -> None:
         if time.monotonic() - self._recounted > _RECOUNT_S:
@@ -173,7 +177,7 @@ class RayPool:
             # Nodes that joined get workers; those that left are not waited for. A busy worker stays.
             self._placement = replace(self._placement, count=count)
             surplus = len(self._members) - count
-            for worker in [w for w, m in self._members.items() if m.starting is not None][: max(0, surplus)]:
+            for worker in [w for w, m in self._members.items() if m.placing is not None][: max(0, surplus)]:
                 self._discard(worker)
             self._fill()
 
@@ -187,6 +191,10 @@ class RayPool:
         if member is None:
             return []
         try:
+            if ref is member.placing:
+                ray.get(ref)
+                member.placing, member.starting = None, member.handle.start.remote()
+                return []
             if ref is member.starting:
                 return [self._on_started(worker, member, ray.get(ref))]
             try:
@@ -252,19 +260,20 @@ def _first_lines(e: RayError) -> str:
 def connect() -> str:
     """Join the cluster of RAY_ADDRESS or the one running on this machine; else start one for this run.
 
-    Returns how to name it to a person. The actors' output is not forwarded to the driver's terminal: it
-    goes to Ray's log files, node and worker on every line.
+    Returns how to name it to a person; once connected, it only says so again. The actors' output is not
+    forwarded to the driver's terminal: it goes to Ray's log files, node and worker on every line.
     """
-    if ray.is_initialized():
-        return "the Ray cluster of this process"
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    try:
-        ray.init(address="auto", **quiet)
-        return f"the Ray cluster at {ray.get_runtime_context().gcs_address}"
-    except ConnectionError:
-        _own_token()
-        ray.init(address="local", include_dashboard=False, _node_ip_address="127.0.0.1", **quiet)
-        return "a Ray cluster of its own on this machine"
+    if not ray.is_initialized():
+        try:
+            ray.init(address="auto", **quiet)
+        except ConnectionError:
+            _own_token()
+            ray.init(address="local", include_dashboard=False, _node_ip_address="127.0.0.1", **quiet)
+    address = str(ray.get_runtime_context().gcs_address)
+    if address.startswith("127.0.0.1:") and "RAY_ADDRESS" not in os.environ:
+        return "Ray on this machine"
+    return f"the Ray cluster at {address}"
 
 
 def _own_token() -> None:
@@ -273,6 +282,8 @@ def _own_token() -> None:
     if "RAY_AUTH_MODE" not in os.environ:
         os.environ["RAY_AUTH_MODE"] = "token"
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+        # Ray has read the mode already, when it was imported and looked for a running cluster.
+        Config.initialize("")
 
 
 def can_have_gpus() -> bool:

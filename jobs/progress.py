@@ -16,7 +16,6 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from shards.manifest import Resume
-
     from shards.types import Plan
 
 _LINE_S = 5.0
@@ -137,7 +136,7 @@ class _Figures(ProgressColumn):
 
 
 def _line(view: View, rate: float) -> str:
-    done = view.scored + view.dead
+    done = view.scored + view.dead + view.in_flight
     share = done / view.expected if view.expected else 1.0
     return f"{done:,} of {view.expected:,} ({share:.1%}) · {_figures(view, rate)}"
 

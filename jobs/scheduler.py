@@ -61,6 +61,8 @@ class WorkerView:
     """A worker that is ready: what it holds, until when, and what it has done."""
 
     info: WorkerInfo
+    since: float = 0.0
+    """When it became ready, by the monotonic clock."""
     held: dict[ShardKey, Lease] = field(default_factory=dict)
     deadline: float = 0.0
     keys: int = 0
@@ -197,7 +199,7 @@ class Scheduler:
         match event:
             case Ready():
                 self._start_failures = 0
-                self.workers[event.worker] = WorkerView(info=event.info)
+                self.workers[event.worker] = WorkerView(info=event.info, since=self._clock.monotonic())
             case Refused():
                 self._on_refused(event)
             case Died():

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shards.manifest import Manifest
-
-from shards import parts, plan
+from shards import parts
 from shards.layout import Layout
+from shards.manifest import Manifest
 from shards.types import Event, Failure, Footer, Plan, Shard
 
 
@@ -37,7 +36,7 @@ class ManifestStore:
             start=shard.start,
             rows=shard.rows,
             first_row=shard.first_row,
-            binding=plan.binding_digest(self._plan.binding),
+            binding=self._plan.binding.digest,
             expected=expected,
             scored=0,
             dead=expected,

@@ -13,19 +13,19 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-from shards.corpus import Reader, ShardRows
 
 from jobs.protocol import Done, ErrorReport, Failed, Lease, Progress, WorkerInfo
 from ranker.errors import DeviceBroken, RankerError
 from ranker.load import load
 from ranker.types import Pair, RankerSpec, Scored
 from shards import parts
+from shards.corpus import Reader, ShardRows
 from shards.layout import Layout
 from shards.types import CorpusSpec, DocId, Failure, Footer, IdType, QuerySet, Stage
 
@@ -97,6 +97,8 @@ class Worker:
                 sys.path.append(path)
         try:
             self._ranker = load(self._spec.ranker, threads=self._spec.threads)
+            if self._spec.label_scores and not self._ranker.label_scores:
+                raise RankerError("ranker.score_label is set, but this model has one label: remove the key")
         except Exception as e:
             log.exception("the ranker cannot be loaded")
             return describe(e, Stage.WORKER)
@@ -104,7 +106,7 @@ class Worker:
         self._schema = parts.part_schema(
             self._spec.id_type,
             query_set=self._spec.queries is not None,
-            label_scores=self._ranker.label_scores,
+            label_scores=self._spec.label_scores,
         )
         return WorkerInfo(worker=self._spec.worker, node=node, pid=os.getpid(), ranker=dict(self._ranker.info))
 
@@ -114,7 +116,7 @@ class Worker:
         seconds = _Seconds()
         name = f"shard={lease.shard.shard_id[:8]}.g{lease.shard.generation} attempt={lease.attempt}"
         try:
-            with _turn(self._reading, seconds):
+            with self._reading:
                 with seconds.time("read"):
                     rows = self._reader.read(lease.shard)
                     keys = self._keys(rows)
@@ -124,7 +126,7 @@ class Worker:
                     prepared = self._ranker.prepare(keys.pairs)
             yield self._progress(lease, 0)
             stage = Stage.SCORE
-            with _turn(self._scoring, seconds):
+            with self._scoring:
                 last = time.monotonic()
                 # A span of its own for each batch: the time between two yields is Ray's, not the model's.
                 batches = self._ranker.score(prepared)
@@ -142,7 +144,7 @@ class Worker:
                 yield self._barren(lease, scored)
                 return
             stage = Stage.WRITE
-            with _turn(self._writing, seconds), seconds.time("write"):
+            with self._writing, seconds.time("write"):
                 footer, adopted = self._publish(lease, keys, scored, failures)
             log.info("%s done: %d scored, %d dead", name, footer.scored, footer.dead)
             yield Done(
@@ -245,16 +247,6 @@ class Worker:
         return self._failed(lease, error, barren=True)
 
 
-@contextmanager
-def _turn(lock: threading.Lock, seconds: _Seconds) -> Iterator[None]:
-    with seconds.time("wait"):
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
-
-
 def _failures(keys: _Keys, scored: Scored) -> list[Failure]:
     return [
         Failure(
@@ -285,9 +277,3 @@ def describe(error: BaseException, stage: Stage) -> ErrorReport:
 def is_refusal(error: ErrorReport) -> bool:
     """Whether the ranker cannot be used as configured: then no other worker could use it either."""
     return RankerError.__name__ in error.bases
-
-
-def share(seconds: Mapping[str, float]) -> dict[str, float]:
-    """Each stage's share of the time a worker spent, 0…1."""
-    total = sum(seconds.values())
-    return {stage: round(s / total, 3) for stage, s in seconds.items()} if total else {}
