@@ -6,6 +6,7 @@ import csv
 import json
 import logging
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
@@ -126,7 +127,10 @@ def summary(outcome: Any) -> list[str]:
     ]
     if outcome.scored_now and outcome.scoring_seconds:
         rate = outcome.scored_now / outcome.scoring_seconds
-        lines.append(f"Scored {outcome.scored_now:,} now, {rate:,.0f} docs/s including {_starting(outcome)}")
+        lines.append(
+            f"Scored {outcome.scored_now:,} now: {rate:,.0f} docs/s, the workers' start included"
+            + _where_time_went(outcome.shares)
+        )
     if outcome.message:
         lines.append(outcome.message)
     if outcome.dead:
@@ -229,16 +233,19 @@ def _print_rows(columns: Sequence[str], rows: Sequence[Sequence[Any]], format_: 
         writer.writerow(columns)
         writer.writerows(rows)
     else:
-        table = Table(box=None, pad_edge=False, header_style="bold")
+        # On a terminal a row is one line, cut to fit; elsewhere nothing is cut.
+        terminal = sys.stdout.isatty()
+        table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
         for column in columns:
-            table.add_column(column, overflow="fold")
+            table.add_column(column, no_wrap=True, overflow="ellipsis")
         for row in rows:
             table.add_row(*(Text("" if value is None else _cell(value)) for value in row))
-        Console(highlight=False).print(table)
+        Console(highlight=False, width=None if terminal else 100_000).print(table)
 
 
 def _cell(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    return " ".join(text.split())
 
 
 @dlq_app.command("list")
@@ -256,7 +263,7 @@ def dlq_list(
     if not letters:
         print("No dead letters.")
         return
-    columns = ["id", "doc_id", "file", "row", "stage", "error_type", "message"]
+    columns = ["id", "doc_id", "stage", "error_type", "file", "row", "message"]
     if all_:
         columns.insert(1, "state")
     rows = [[_short(c, letter[c]) for c in columns] for letter in letters]
@@ -267,8 +274,7 @@ def _short(column: str, value: Any) -> Any:
     if column == "file" and isinstance(value, str):
         return value.rsplit("/", 1)[-1]
     if column == "message" and isinstance(value, str):
-        line = " ".join(value.split())
-        return line if len(line) <= 80 else line[:79] + "…"
+        return textwrap.shorten(value, 100, placeholder=" …")
     return value
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ray
-from ray._raylet import Config
+from ray._raylet import Config  # type: ignore[attr-defined]
 from ray.exceptions import (
     ActorUnavailableError,
     OutOfMemoryError,
