@@ -46,9 +46,7 @@ def seal(
         store_schema=False,
     )
     writer.write_table(table, row_group_size=max(1, table.num_rows))
-    # ASCII: a lone surrogate in an error message must not make the file unwritable.
-    writer.add_key_value_metadata({_VALUE_KEY: json.dumps(value, separators=(",", ":"))})
-    writer.add_key_value_metadata({_HASH_KEY.decode(): _ZEROS.decode()})
+    writer.add_key_value_metadata({_VALUE_KEY: _json(value), _HASH_KEY.decode(): _ZEROS.decode()})
     writer.close()
     data = bytearray(sink.getbuffer())
     at = _hash_at(data)
@@ -81,8 +79,14 @@ def rows(data: bytes) -> pa.Table:
     return pq.read_table(pa.BufferReader(data))
 
 
+def _json(value: Mapping[str, Any]) -> str:
+    # ASCII: a lone surrogate in an error message must not make the file unwritable. And the hash's key must
+    # stand once in the metadata, whose order Arrow does not promise, even where a message quotes it.
+    return json.dumps(value, separators=(",", ":")).replace(_HASH_KEY.decode(), "rescore\\u002ehash")
+
+
 def _hash_at(data: bytearray) -> int:
-    # The last occurrence: an error message in the JSON value, which stands before it, may hold the words.
+    # The last occurrence: rows and statistics, which come before the metadata, may hold the words.
     key = data.rfind(_HASH_KEY)
     at = key + len(_HASH_KEY) + _GAP
     return at if key >= 0 and at + _HEX <= len(data) else -1
