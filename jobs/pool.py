@@ -28,6 +28,7 @@ from shards.types import Stage
 log = logging.getLogger("rescore")
 
 _RECOUNT_S = 10.0
+_TOKEN = "RAY_AUTH_TOKEN"  # noqa: S105 - its name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,19 +270,21 @@ def connect() -> str:
             ray.init(address="auto", **quiet)
         except ConnectionError:
             _own_token()
-            ray.init(address="local", include_dashboard=False, _node_ip_address="127.0.0.1", **quiet)
-    address = str(ray.get_runtime_context().gcs_address)
-    if address.startswith("127.0.0.1:") and "RAY_ADDRESS" not in os.environ:
-        return "Ray on this machine"
-    return f"the Ray cluster at {address}"
+            ray.init(address="local", include_dashboard=False, **quiet)
+    if os.environ.get(_TOKEN):
+        return "a Ray cluster of this run's own"
+    return f"the Ray cluster at {ray.get_runtime_context().gcs_address}"
 
 
 def _own_token() -> None:
-    """A token for this run's cluster alone. Without it, Ray writes one to the home directory, and every
-    later command there speaks with a token: a head that was started before would answer 401."""
+    """A token for this run's cluster alone: Ray's servers listen on every interface.
+
+    Left to itself, Ray would write one to the home directory, and every later command there would speak
+    with a token: a head that was started before would answer 401.
+    """
     if "RAY_AUTH_MODE" not in os.environ:
         os.environ["RAY_AUTH_MODE"] = "token"
-        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+        os.environ[_TOKEN] = secrets.token_hex(32)
         # Ray has read the mode already, when it was imported and looked for a running cluster.
         Config.initialize("")
 

@@ -108,15 +108,22 @@ def _write_workers(connection: duckdb.DuckDBPyConnection, workers: Sequence[Mapp
 
 def scores_sql(layout: Layout, epochs: Sequence[tuple[str, int]]) -> str:
     """The query behind the `scores` view: the parts of each model_version's current epoch."""
-    # Absolute paths: the view must work from any directory. The seed makes each glob match from the start.
-    globs = [
-        f"{glob.escape(str(layout.epoch_dir(model_version, epoch)))}/*/*.parquet"
-        for model_version, epoch in epochs
-        if any(layout.epoch_dir(model_version, epoch).glob("_seed/*.parquet"))
+    # Absolute paths: the view must work from any directory. The seed comes first, because its schema is the
+    # view's: the view is valid before the first part, and a damaged part fails queries, not publishing.
+    lists = [
+        f"['{quoted(folder)}/_seed/seed.parquet', '{quoted(folder)}/*/*.parquet']"
+        for folder, seeded in (_epoch(layout, *epoch) for epoch in epochs)
+        if seeded
     ]
-    if not globs:
+    if not lists:
         return "SELECT NULL::VARCHAR AS doc_id, NULL::VARCHAR AS model_version, NULL::FLOAT AS score WHERE false"
-    return " UNION ALL BY NAME ".join(f"SELECT * FROM read_parquet('{quoted(item)}')" for item in globs)
+    return " UNION ALL BY NAME ".join(f"SELECT * FROM read_parquet({item})" for item in lists)
+
+
+def _epoch(layout: Layout, model_version: str, epoch: int) -> tuple[str, bool]:
+    """The epoch's directory as a glob for itself, and whether its seed is there."""
+    folder = layout.epoch_dir(model_version, epoch)
+    return glob.escape(str(folder)), (folder / "_seed" / "seed.parquet").is_file()
 
 
 def quoted(value: object) -> str:
