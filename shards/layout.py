@@ -71,6 +71,8 @@ class Layout:
     def open(cls, path: str | Path) -> Layout:
         """Make the directory usable for a run. Raises OutputError (one line) if it cannot be used."""
         layout = cls(Path(path).expanduser().absolute())
+        if "?" in str(layout.root):  # DuckDB takes what follows for parameters, and puts its WAL elsewhere
+            raise OutputError(f"an output's path cannot have a '?' in it: {layout.root}")
         try:
             for folder in (layout.private, layout.plans, layout.root / "scores", layout.root / "orders"):
                 folder.mkdir(parents=True, exist_ok=True)

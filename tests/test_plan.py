@@ -437,6 +437,11 @@ def test_layout_foreign_directory_with_files_can_be_used(tmp_path: Path) -> None
     assert (tmp_path / "note.txt").read_text() == "mine"
 
 
+def test_layout_path_that_duckdb_would_misread_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="cannot have"):
+        Layout.open(tmp_path / "what?")
+
+
 def test_layout_opened_twice_is_the_same(tmp_path: Path) -> None:
     output = make_output(tmp_path)
     assert output.plan
