@@ -18,7 +18,7 @@ from ranker.custom import class_fingerprint
 from ranker.errors import RankerError
 from ranker.types import RankerSpec
 
-CHUNK = 64 << 20
+CHUNK = 16 << 20
 """Bytes hashed by one thread in one go; blake2b does about 1 GB/s a core and lets go of the GIL."""
 
 DTYPES = ("float32", "bfloat16", "float16")

@@ -148,7 +148,6 @@ class ShardRanker(Generic[E_]):
 
     def result(self, prepared: Prepared) -> Scored:
         state = cast(PreparedPairs[E_], prepared)
-        n = len(state)
         n_tokens = np.zeros(len(state.weights), dtype=np.int32)
         truncated = np.zeros(len(state.weights), dtype=np.bool_)
         for block in state.blocks:
@@ -157,7 +156,7 @@ class ShardRanker(Generic[E_]):
         values = state.values[state.inverse]  # [n, labels]
         failed = [(index, state.failures.get(int(u))) for index, u in enumerate(state.inverse)]
         return Scored(
-            scores=values[:, self._backend.score_label].reshape(n),
+            scores=np.ascontiguousarray(values[:, self._backend.score_label]),
             label_scores=values if self.label_scores else None,
             n_tokens=n_tokens[state.inverse],
             truncated=truncated[state.inverse],
@@ -232,9 +231,9 @@ class ShardRanker(Generic[E_]):
         log.warning("out of memory (%s): batch_tokens is now %d", one_line(error), self._backend.budget)
 
 
-SPAN_CHARS = 16_000_000
-"""Characters that are tokenised in one call. The overflow of a cut text stays in memory until its call is over:
-about 60 bytes a token, so a thousand texts of 5 MB would be tens of gigabytes in one call."""
+SPAN_CHARS = 8_000_000
+"""Characters that are tokenised in one call: what is cut off stays in memory until its call is over, 80 bytes a
+character (eight texts of 5 MB in one call: 3.2 GB; one by one: 0.8 GB)."""
 
 
 def _spans(pairs: Sequence[Pair], members: IntArray) -> Iterator[IntArray]:

@@ -30,7 +30,14 @@ class PromiseError(RankerError):
     """A ranker returned something else than one number a pair."""
 
 
-_DEVICE_WORDS = ("CUDA error", "cuDNN error", "CUBLAS_STATUS", "HIP error", "device-side assert")
+_DEVICE_WORDS = (
+    "CUDA error",
+    "CUDA driver error",
+    "CUDNN_STATUS",
+    "CUBLAS_STATUS",
+    "HIP error",
+    "device-side assert",
+)
 _MEMORY_WORDS = ("out of memory", "can't allocate memory", "not enough memory")
 
 
@@ -44,10 +51,12 @@ def verdict(error: BaseException) -> Verdict:
     text = str(error)
     if "OutOfMemoryError" in names or isinstance(error, MemoryError):
         return Verdict.MEMORY
-    if "AcceleratorError" in names or any(word in text for word in _DEVICE_WORDS):
-        return Verdict.MEMORY if "out of memory" in text else Verdict.DEVICE
-    if isinstance(error, RuntimeError) and any(word in text for word in _MEMORY_WORDS):
+    # Only a RuntimeError is judged by its text: that of a ValueError may quote a document about CUDA errors.
+    native = isinstance(error, RuntimeError)
+    if native and any(word in text for word in _MEMORY_WORDS):
         return Verdict.MEMORY
+    if "AcceleratorError" in names or (native and any(word in text for word in _DEVICE_WORDS)):
+        return Verdict.DEVICE
     return Verdict.BATCH if isinstance(error, PromiseError) else Verdict.PAIR
 
 

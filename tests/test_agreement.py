@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,19 @@ def test_scores_of_shuffled_pairs_follow_their_pairs(checkpoint: str) -> None:
     ranker = load(spec_of(checkpoint, max_length=90), threads=1)
     order = np.random.default_rng(2).permutation(len(PAIRS))
     close(score(ranker, [PAIRS[i] for i in order]).scores, score(ranker, PAIRS).scores[order])
+
+
+def test_prepare_in_one_thread_while_score_runs_in_another_changes_nothing(checkpoint: str) -> None:
+    ranker = load(spec_of(checkpoint, max_length=90, truncation="document"), threads=1)
+    shards = [ordinary(30)[i:] + ordinary(30)[:i] for i in range(4)]
+    alone = [score(ranker, shard) for shard in shards]
+    prepared = ranker.prepare(shards[0])
+    with ThreadPoolExecutor(1) as pool:
+        for index, expected in enumerate(alone):
+            following = pool.submit(ranker.prepare, shards[(index + 1) % 4])
+            list(ranker.score(prepared))
+            close(ranker.result(prepared).scores, expected.scores)
+            prepared = following.result()
 
 
 def test_n_tokens_and_truncated_are_those_of_the_tokenizer(checkpoint: str) -> None:

@@ -132,8 +132,13 @@ def test_load_of_a_decoder_with_another_pad_token_is_refused(tmp_path: Path) -> 
 
 def test_load_of_a_reranker_without_yes_and_no_is_refused(tmp_path: Path) -> None:
     message = refusal(checkpoints.tiny_llm_reranker(tmp_path, yes_no=False))
-    assert "yes" in message
-    assert "no" in message
+    assert "The tokenizer does not have 'yes' and/or 'no' tokens" in message
+
+
+def test_load_of_a_reranker_whose_yes_and_no_are_unknown_words_is_refused(tmp_path: Path) -> None:
+    checkpoints.tiny_llm_reranker(tmp_path, yes_no=False)
+    edit(tmp_path / "tokenizer_config.json", unk_token="<system>")
+    assert "every score would be the same" in refusal(tmp_path)
 
 
 def test_load_of_a_reranker_with_equal_yes_and_no_is_refused(tmp_path: Path) -> None:
@@ -219,6 +224,16 @@ def test_load_of_a_cross_encoder_as_a_bi_encoder_is_refused(cross_encoder_path: 
 
 def test_load_of_a_bi_encoder_as_a_cross_encoder_is_refused(tmp_path: Path) -> None:
     assert "weights are missing" in refusal(checkpoints.tiny_biencoder(tmp_path))
+
+
+def test_load_of_a_bi_encoder_without_a_pooler_is_fine_and_without_a_layer_is_not(tmp_path: Path) -> None:
+    file = Path(checkpoints.tiny_biencoder(tmp_path)) / "model.safetensors"
+    weights = {name: value for name, value in load_file(file).items() if "pooler" not in name}
+    save_file(weights, file, metadata={"format": "pt"})
+    loaded(tmp_path, kind="bi-encoder")
+    weights = {name: value for name, value in weights.items() if "layer.0.attention.self.query" not in name}
+    save_file(weights, file, metadata={"format": "pt"})
+    assert "encoder.layer.0.attention.self.query.bias" in refusal(tmp_path, kind="bi-encoder")
 
 
 def test_load_with_an_activation_from_elsewhere_is_refused(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import pytest
 
+from ranker import score as course
 from ranker.batching import IntArray
 from ranker.custom import CustomBlock
 from ranker.errors import DeviceBroken
@@ -85,6 +86,16 @@ def test_score_of_texts_of_all_lengths_keeps_their_order() -> None:
     assert scored.truncated.tolist() == (lengths > 5).tolist()
     assert progress == sorted(progress)
     assert progress[-1] == 50
+
+
+def test_score_of_a_shard_too_large_for_one_call_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(course, "SPAN_CHARS", 20)
+    pairs = texts(*(f"{i} w w" for i in range(30)))
+    prepared = ShardRanker(WordBackend(), {}).prepare(pairs)
+    scored, progress = run(WordBackend(), pairs)
+    assert len(prepared.blocks) > 5
+    assert scored.scores.tolist() == list(range(30))
+    assert progress[-1] == 30
 
 
 def test_score_of_nothing_is_empty() -> None:
@@ -227,6 +238,7 @@ def test_score_with_a_broken_promise_fails_the_whole_batch() -> None:
         (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED"), Verdict.DEVICE),
         (RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR"), Verdict.DEVICE),
         (ValueError("out of memory is what this text is about"), Verdict.PAIR),
+        (KeyError("a text about a CUDA error"), Verdict.PAIR),
         (IndexError("index out of range in self"), Verdict.PAIR),
         (PromiseError("no numbers"), Verdict.BATCH),
     ],
