@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import re
 import shutil
 import tempfile
@@ -51,7 +52,10 @@ def open_private(layout: Layout) -> Iterator[duckdb.DuckDBPyConnection]:
             line = " ".join(str(error).split())
             raise OutputError(f"cannot read {layout.manifest}: {line}; the next run publishes it anew") from error
         try:
-            connection.execute(f"SET allowed_directories = ['{quoted(layout.root / 'scores')}']")
+            # A glob is checked as it is written, its files as they are named.
+            scores = str(layout.root / "scores")
+            allowed = f"'{quoted(scores)}', '{quoted(glob.escape(scores))}'"
+            connection.execute(f"SET allowed_directories = [{allowed}]")
             connection.execute("SET enable_external_access = false")
             connection.execute("SET lock_configuration = true")
             yield connection

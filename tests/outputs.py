@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ class Output:
     model_version: str = "m1"
     now: datetime = NOW
 
-    @property
+    @cached_property
     def layout(self) -> Layout:
         return Layout.open(self.root / "out")
 

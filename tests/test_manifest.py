@@ -307,8 +307,10 @@ def state_of(output: Output) -> tuple[object, ...]:
     return histories, counts, letters
 
 
-def with_history(output: Output) -> None:
-    """Dead letters of every state: dead, redriven, resolved."""
+@pytest.fixture(scope="module")
+def history(tmp_path_factory: pytest.TempPathFactory) -> Output:
+    """Dead letters of every state: dead, redriven, resolved. Read only; tests take a copy."""
+    output = make_output(tmp_path_factory.mktemp("history"), docs=25, group=10, shard_size=4)
     output.score_all(dead=[1, 2, 12])
     for where, still in (("row = 1", ()), ("row = 2", (2,))):
         with output.open() as manifest:
@@ -318,6 +320,7 @@ def with_history(output: Output) -> None:
     with output.open() as manifest:
         output.start(manifest)
         manifest.redrive("m1", where="row = 12", dry_run=False)
+    return output
 
 
 def restart(output: Output) -> bool:
@@ -355,8 +358,12 @@ def stale_wal(path: Path) -> None:
     "damage",
     [delete, garble, stale_wal, *(truncate_at(share) for share in (0, 0.001, 0.01, 0.2, 0.5, 0.8, 0.95))],
 )
-def test_manifest_lost_or_damaged_is_rebuilt_from_the_files(output: Output, damage: Callable[[Path], None]) -> None:
-    with_history(output)
+def test_manifest_lost_or_damaged_is_rebuilt_from_the_files(
+    history: Output, tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    shutil.copytree(history.root, tmp_path / "copy")
+    spec = replace(history.spec, path=str(tmp_path / "copy" / "corpus"))
+    output = Output(root=tmp_path / "copy", spec=spec)
     assert not restart(output)
     before = state_of(output)
     damage(output.layout.live)
