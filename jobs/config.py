@@ -253,35 +253,35 @@ def resolve_paths(config: Config, *, root: str | None, environ: Mapping[str, str
 
     Raises ConfigError.
     """
-    if root is None and environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR"):
-        for key, path in _paths(config):
-            if not Path(path).is_absolute():
-                raise ConfigError(
-                    f"{key}: {path} is relative, but a Ray job runs in a temporary copy of its working "
-                    "directory: give an absolute path, or --root DIR that relative paths start from"
-                )
     base = Path(root).expanduser().absolute() if root else Path.cwd()
+    in_job = root is None and bool(environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR"))
     sections: dict[str, dict[str, str]] = {}
     for key, path in _paths(config):
+        if in_job and not Path(path).is_absolute() and not (key == "ranker.checkpoint" and is_hub_id(path)):
+            raise ConfigError(
+                f"{key}: {path} is relative, but a Ray job runs in a temporary copy of its working "
+                "directory: give an absolute path, or --root DIR that relative paths start from"
+            )
+        here = base / Path(path).expanduser()
+        if key == "ranker.checkpoint" and is_hub_id(path) and not here.exists():
+            continue
         section, name = key.split(".")
-        sections.setdefault(section, {})[name] = os.path.normpath(base / Path(path).expanduser())
+        sections.setdefault(section, {})[name] = os.path.normpath(here)
     return config.model_copy(
         update={s: getattr(config, s).model_copy(update=changed) for s, changed in sections.items()}
     )
 
 
 def _paths(config: Config) -> list[tuple[str, str]]:
-    paths = [("corpus.path", config.corpus.path), ("output.path", config.output.path)]
-    if config.corpus.queries is not None:
-        paths.append(("corpus.queries", config.corpus.queries))
-    checkpoint = config.ranker.checkpoint
-    if checkpoint is not None and not is_hub_id(checkpoint):
-        paths.append(("ranker.checkpoint", checkpoint))
-    return paths
+    corpus = config.corpus
+    paths = {"corpus.path": corpus.path, "output.path": config.output.path}
+    if corpus.queries is not None:
+        paths["corpus.queries"] = corpus.queries
+    if config.ranker.checkpoint is not None:
+        paths["ranker.checkpoint"] = config.ranker.checkpoint
+    return list(paths.items())
 
 
 def is_hub_id(checkpoint: str) -> bool:
-    """Whether `checkpoint` can only mean a Hub id: `org/name`, and no such directory here."""
-    if checkpoint.startswith((".", "/", "~")) or checkpoint.count("/") != 1:
-        return False
-    return not Path(checkpoint).exists()
+    """Whether `checkpoint` has the form of a Hub id, `org/name`. A directory of that name goes first."""
+    return checkpoint.count("/") == 1 and not checkpoint.startswith((".", "/", "~")) and checkpoint[-1] != "/"
