@@ -66,11 +66,14 @@ def fsync_dir(path: Path) -> None:
 
 
 def remove_temps(root: Path) -> int:
-    """Remove what killed writers left behind under `root`; returns how many. Only the lock's holder may."""
-    found = list(root.rglob(f"{_TEMP}*"))
-    for temp in found:
-        temp.unlink(missing_ok=True)
-    return len(found)
+    """Remove what killed writers left in `root` and its folders; returns how many. Only the lock's holder may."""
+    found = 0
+    for folder in (root, *(item for item in root.iterdir() if item.is_dir())) if root.is_dir() else ():
+        for entry in os.scandir(folder):
+            if entry.name.startswith(_TEMP):
+                Path(entry.path).unlink(missing_ok=True)
+                found += 1
+    return found
 
 
 def _write_temp(path: Path, data: bytes) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -11,6 +12,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
+from shards import files
 from shards.errors import ManifestError
 from shards.layout import Layout
 from shards.migrations import migrate
@@ -92,6 +94,7 @@ def open_live(layout: Layout, now: datetime) -> tuple[Live, bool]:
     Only the holder of the run lock may call this. Raises ManifestError for a newer schema, or when another
     process has the file open.
     """
+    _tidy(layout)
     if not layout.live.exists():
         _set_aside(layout.live, now)  # a WAL without its database would be replayed into the new one
         return Live(_connect(layout.live)), _has_parts(layout)
@@ -102,6 +105,13 @@ def open_live(layout: Layout, now: datetime) -> tuple[Live, bool]:
             raise ManifestError(f"another process has {layout.live} open: {_line(error)}") from error
     _set_aside(layout.live, now)
     return Live(_connect(layout.live)), True
+
+
+def _tidy(layout: Layout) -> None:
+    """Remove what a killed driver left: half-written snapshots, the id check's spill."""
+    files.remove_temps(layout.private)
+    for folder in layout.private.glob("ids-*"):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _connect(path: Path) -> duckdb.DuckDBPyConnection:

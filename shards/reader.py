@@ -80,12 +80,15 @@ class Reader:
         """The shard's documents; one bad document is a failure and costs no other.
 
         Raises CorpusChanged if the file is not the planned one any more (checked after the last row),
-        ShardUnreadable if its rows cannot be decoded; OSErrors that may pass propagate.
+        ShardUnreadable if its rows cannot be decoded; OSErrors and MemoryErrors, which may pass, propagate.
         """
         if shard.unreadable is not None:
             raise ShardUnreadable(f"cannot read {shard.file}: {shard.unreadable}")
         try:
             table = self._take(shard)
+        except MemoryError:  # Arrow's is an ArrowException too, and may pass where memory is free again
+            self.close()
+            raise
         except (pa.ArrowException, CorpusError) as error:
             self._failed(shard, error)
         except OSError as error:

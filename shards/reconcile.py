@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from shards import footers, parts
+from shards import files, footers, parts
 from shards.errors import PartDamaged
 from shards.types import Event, EventKind, Footer, Plan, Shard, ShardKey
 
@@ -45,6 +45,7 @@ class Resume:
 
 def reconcile(manifest: Manifest, plan: Plan, ordered: Sequence[Shard]) -> Resume:
     """Adopt parts that nobody acknowledged, release leases and shards whose parts are gone."""
+    files.remove_temps(manifest.layout.epoch_dir(plan.model_version, plan.epoch))
     shards = {shard.key: shard for shard in (*plan.shards, *ordered)}
     states = manifest.states(plan.model_version, plan.epoch)
     found = parts.scan(manifest.layout, plan.model_version, plan.epoch)

@@ -108,7 +108,7 @@ def verify(layout: Layout, model_version: str | None) -> Verification:
     orders = [order for order in read_orders(layout, plan.model_version) if order.epoch == plan.epoch]
     shards = {shard.key: shard for shard in (*plan.shards, *shards_of(plan, orders))}
     work = [_Work(path, shards[key]) for key, path in found.items() if key in shards]
-    tally, duplicates, named = _read_all(layout, plan, orders, work)
+    tally, duplicates, named = _read_all(plan, orders, work)
     missing_parts = tuple(sorted(key for key in acknowledged if key in shards and key not in found))
     unexpected = tuple(sorted(str(path) for key, path in found.items() if key not in shards))
     expected = sum(shard.keys(plan.queries) for shard in plan.shards)
@@ -144,13 +144,11 @@ def _acknowledged(layout: Layout, plan: Plan) -> tuple[list[ShardKey], bool]:
     return [(name, generation) for name, generation in keys], last is not None and last[0] in _COMPLETE
 
 
-def _read_all(
-    layout: Layout, plan: Plan, orders: Sequence[Order], work: Sequence[_Work]
-) -> tuple[_Tally, int, tuple[str, ...]]:
+def _read_all(plan: Plan, orders: Sequence[Order], work: Sequence[_Work]) -> tuple[_Tally, int, tuple[str, ...]]:
     tally = _Tally()
     redriven = _Redriven(orders)
-    where = layout.private if layout.private.is_dir() else None
-    with tempfile.TemporaryDirectory(dir=where, prefix="verify-") as folder:
+    # Not in the output, which may be read-only for whoever verifies it.
+    with tempfile.TemporaryDirectory(prefix="rescore-verify-") as folder:
         config: dict[str, Any] = {"memory_limit": _MEMORY, "temp_directory": folder}
         with duckdb.connect(":memory:", config=config) as connection:
             # Hashes first: 8 bytes a key. Only if two agree are the keys themselves read and compared.

@@ -138,6 +138,11 @@ class Output:
         schema = parts.part_schema(plan.id_type, query_set=plan.query_set, label_scores=False)
         return parts.publish(self.layout, footer, schema.empty_table())[0]
 
+    def _verdict(self, plan: Plan, shard: Shard, dead: Sequence[int], run: int) -> Footer:
+        if shard.unreadable:
+            return self.bury(plan, shard, run=run)
+        return self.publish(plan, shard, dead=dead, run=run)
+
     def score(self, manifest: Manifest, run: int, plan: Plan, shard: Shard, *, dead: Sequence[int] = ()) -> None:
         """Lease, publish and acknowledge a shard."""
         manifest.commit(run, [event(EventKind.LEASED, shard)])
@@ -149,9 +154,9 @@ class Output:
             run, plan, shards = self.start(manifest)
             manifest.reconcile(plan, read_orders(self.layout, self.model_version))
             histories = manifest.histories(self.model_version)
-            for shard in shards:
-                if histories[shard.key].state == "pending":
-                    self.score(manifest, run, plan, shard, dead=dead)
+            todo = [shard for shard in shards if histories[shard.key].state == "pending"]
+            manifest.commit(run, [event(EventKind.LEASED, shard) for shard in todo])
+            manifest.commit(run, [verdict(self._verdict(plan, shard, dead, run)) for shard in todo])
             counts = manifest.counts(self.model_version)
             state, code = ("complete_with_dead_letters", 3) if counts.dead else ("complete", 0)
             manifest.end_run(run, state=state, exit_code=code, message="", summary={})

@@ -316,6 +316,15 @@ def test_reader_missing_file_raises_oserror_that_may_pass(tmp_path: Path) -> Non
         Reader(spec_of(path), "string").read(shard)
 
 
+def test_reader_error_of_the_file_system_is_passed_on_as_it_is(tmp_path: Path) -> None:
+    path = write_corpus(tmp_path / "a.parquet", ["x"])
+    shard = shard_of(path, 1)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(IsADirectoryError):
+        Reader(spec_of(path), "string").read(shard)
+
+
 def test_reader_works_again_after_an_error(tmp_path: Path) -> None:
     path = write_corpus(tmp_path / "a.parquet", ["x"])
     shard = shard_of(path, 1)

@@ -292,6 +292,22 @@ def test_repair_puts_a_shard_back(output: Output) -> None:
         assert plan
 
 
+def test_start_removes_what_a_killed_driver_left(output: Output) -> None:
+    output.score_all()
+    shard = output.plan.shards[0]
+    left = [
+        output.layout.private / ".tmp-0123.duckdb",
+        output.layout.private / "ids-0123" / "spill",
+        output.layout.part("m1", 0, *shard.key).parent / ".tmp-0123",
+    ]
+    for path in left:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"half")
+    output.score_all()
+    assert [path for path in left if path.exists()] == []
+    assert not (output.layout.private / "ids-0123").exists()
+
+
 # -- loss and damage -----------------------------------------------------------------------------
 
 

@@ -257,7 +257,7 @@ def test_scan_ignores_temps_seeds_and_strays(output: Output) -> None:
     for name in (".tmp-0123", f".stray-{footer.shard_id}.g0.parquet.aside", "x.parquet"):
         (folder / name).write_bytes(b"torn")
     assert parts.scan(output.layout, "m1", 0) == {footer.key: path_of(output, footer)}
-    assert files.remove_temps(output.layout.root) == 1
+    assert files.remove_temps(output.layout.epoch_dir("m1", 0)) == 1
 
 
 def test_seed_written_again_is_left_as_it_is(output: Output) -> None:

@@ -368,16 +368,18 @@ def test_replan_duplicate_of_a_planned_document_fails_by_default(tmp_path: Path)
         output.make_plan()
 
 
-def test_replan_copy_of_a_planned_file_follows_the_policy(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["0.parquet", "z.parquet"])
+def test_replan_copy_of_a_planned_file_follows_the_policy(tmp_path: Path, name: str) -> None:
     output = published(tmp_path / "fail")
-    shutil.copy(corpus(output, "a.parquet"), corpus(output, "0.parquet"))
+    shutil.copy(corpus(output, "a.parquet"), corpus(output, name))
     with pytest.raises(CorpusError, match="same content"):
         output.make_plan()
     output = published(tmp_path / "keep", duplicates="keep_last")
-    shutil.copy(corpus(output, "a.parquet"), corpus(output, "z.parquet"))
+    shutil.copy(corpus(output, "a.parquet"), corpus(output, name))
     plan, _ = output.make_plan()
     assert (plan.docs, plan.duplicates) == (25, 25)
     assert {Path(shard.file).name for shard in plan.shards} == {"a.parquet"}
+    assert sorted(Path(file.path).name for file in plan.files) == sorted(["a.parquet", name])
 
 
 def test_replan_copy_that_was_left_out_may_go(tmp_path: Path) -> None:
