@@ -77,17 +77,16 @@ def select(letters: pa.Table, where: str | None, plan: Plan) -> list[dict[str, A
         connection.unregister("letters")
         connection.execute("SET enable_external_access = false")
         connection.execute("SET lock_configuration = true")
-        names = letters.column_names
         # On a line of its own, so that a comment in the condition cannot swallow the closing bracket.
-        sql = f"SELECT * FROM dead_letters WHERE (\n{where or 'true'}\n) ORDER BY file, row, id"
+        sql = f"SELECT id FROM dead_letters WHERE (\n{where or 'true'}\n)"
         try:
             statements = connection.extract_statements(sql)
             if len(statements) != 1:
                 raise UsageError("--where: one SQL condition is needed")
-            rows = connection.execute(statements[0]).fetchall()
-            return [dict(zip(names, row, strict=True)) for row in rows]
+            chosen = {row[0] for row in connection.execute(statements[0]).fetchall()}
         except duckdb.Error as error:
             raise UsageError(f"--where: {' '.join(str(error).split())}") from error
+    return [letter for letter in letters.to_pylist() if letter["id"] in chosen]
 
 
 def _asked(

@@ -146,6 +146,12 @@ def test_redrive_condition_selects_by_any_column(output: Output) -> None:
     assert (found.letters, found.shards) == (2, 2)
 
 
+def test_redrive_condition_cannot_bring_in_letters_of_its_own(output: Output) -> None:
+    output.score_all(dead=[1])
+    found = redrive(output, "true) UNION ALL SELECT * FROM (VALUES ('made up'), ('made up')")
+    assert (found.letters, found.docs) == (1, 1)
+
+
 @pytest.mark.parametrize(
     "where",
     [
@@ -153,7 +159,7 @@ def test_redrive_condition_selects_by_any_column(output: Output) -> None:
         "row =",
         "1 = 1); DROP TABLE dead_letters; SELECT (1",
         "EXISTS (SELECT * FROM read_csv('/etc/passwd'))",
-        "true) UNION ALL SELECT * FROM (SELECT 1",
+        "true) UNION ALL SELECT id, 1 FROM (SELECT 1 AS id",
     ],
 )
 def test_redrive_condition_that_is_wrong_is_one_line_and_orders_nothing(output: Output, where: str) -> None:
