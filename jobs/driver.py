@@ -148,7 +148,8 @@ class _Driver:
                 "scored": outcome.scored,
                 "dead": outcome.dead,
                 "seconds": round(outcome.seconds, 3),
-                "shares": dict(outcome.shares),
+                "scoring_seconds": round(outcome.scoring_seconds, 3),
+                "seconds_by_stage": {stage: round(s, 3) for stage, s in self._seconds.items()},
                 "ranker": dict(outcome.workers),
             },
         )

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
+
+from tests.projects import Project
 
 
 @pytest.fixture(scope="session")
@@ -11,3 +16,29 @@ def cross_encoder_path(tmp_path_factory: pytest.TempPathFactory) -> str:
     from tests import checkpoints  # torch: only the tests that ask for it wait for its import
 
     return checkpoints.tiny_cross_encoder(tmp_path_factory.mktemp("cross_encoder"))
+
+
+@pytest.fixture(scope="session")
+def ray_address() -> Iterator[str]:
+    """A Ray cluster for all runs of this session, as a user's running head would be."""
+    import ray
+
+    from jobs.pool import connect
+
+    connect()
+    address = str(ray.get_runtime_context().gcs_address)
+    yield address
+    ray.shutdown()
+
+
+@pytest.fixture
+def project(tmp_path: Path, ray_address: str) -> Project:
+    (tmp_path / "marks").mkdir()
+    config = {
+        "corpus": {"path": "corpus", "query": "q", "shard_size": 10},
+        "ranker": {"kind": "custom", "class": "tests.rankers:Length", "model_version": "m1"},
+        "output": {"path": "out"},
+        "workers": {"count": 2, "cpus": 0.5},
+        "retry": {"backoff_s": 0.01},
+    }
+    return Project(tmp_path, ray_address, config)
