@@ -138,7 +138,8 @@ def _checked(measured: Measured) -> Measured:
 def check(bench: Bench) -> None:
     """Both must have scored the same documents alike, or the figures compare nothing."""
     largest = duckdb.execute(
-        """SELECT count(*), max(abs(a.score - b.score)) FROM read_parquet(?) a JOIN read_parquet(?) b USING (doc_id)""",
+        "SELECT count(*), max(abs(a.score - b.score))"
+        " FROM read_parquet(?) a JOIN read_parquet(?) b USING (doc_id)",
         [str(bench.root / "predict-0/*.parquet"), str(bench.root / "rescore-0/scores/bench/*/*/*.parquet")],
     ).fetchone()
     assert largest is not None
