@@ -29,6 +29,7 @@ from ranker import fingerprint, hub
 from ranker.types import RankerSpec
 from shards import orders, parts, plan, verify
 from shards.corpus import read_queries
+from shards.errors import ManifestError
 from shards.layout import Layout, check_name
 from shards.lock import run_lock
 from shards.manifest import Manifest, Resume
@@ -130,11 +131,14 @@ class _Driver:
         outcome = Outcome(exit=Exit.UNFORESEEN, state="failed", message="ended by an error")
         try:
             outcome = self._score_and_verify()
-        except OSError as e:
+        except (OSError, ManifestError) as e:
             # The output's disk: nothing more can be promised there, and what is there stays.
             outcome = Outcome(exit=Exit.BREAKER, state="stopped", message=f"the output fails: {e}")
         finally:
-            self._end(outcome)
+            try:
+                self._end(outcome)
+            except (OSError, ManifestError) as e:
+                self._reporter.note(f"The end of the run could not be recorded: {e}")
         return outcome
 
     def _end(self, outcome: Outcome) -> None:
@@ -283,7 +287,7 @@ class _Driver:
 
     def _loop(self, scheduler: Scheduler, pool: ray_pool.RayPool) -> tuple[Exit, str, str] | None:
         deadline = None
-        sampled = 0.0
+        sampled = cost = 0.0
         while not scheduler.finished and scheduler.stop is None:
             scheduler.tick(0.5)
             now = time.monotonic()
@@ -291,9 +295,10 @@ class _Driver:
                 deadline = now + self._config.retry.grace_s
             if self._interrupts > 1 or (deadline is not None and now > deadline):
                 break
-            if now - sampled >= _SAMPLE_S:
-                sampled = now
+            if now - sampled >= max(_SAMPLE_S, 20 * cost):
                 self._sample(scheduler, pool)
+                sampled = time.monotonic()
+                cost = sampled - now
             self._publish(scheduler)
         if scheduler.stop is not None or self._interrupts:
             pool.close()

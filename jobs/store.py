@@ -24,7 +24,7 @@ class ManifestStore:
         return parts.read_footer(path) if path.exists() else None
 
     def bury(self, shard: Shard, failure: Failure, *, attempt: int, attempts: int, worker: str) -> Footer:
-        expected = shard.docs * self._plan.queries
+        expected = shard.keys(self._plan.queries)
         footer = Footer(
             model_version=self._plan.model_version,
             epoch=self._plan.epoch,

@@ -27,7 +27,7 @@ from ranker.types import Pair, RankerSpec, Scored
 from shards import parts
 from shards.corpus import Reader, ShardRows
 from shards.layout import Layout
-from shards.types import CorpusSpec, DocId, Failure, Footer, IdType, QuerySet, Stage
+from shards.types import CorpusSpec, DocId, Failure, Footer, IdType, QuerySet, Shard, Stage
 
 log = logging.getLogger("rescore.worker")
 
@@ -119,7 +119,7 @@ class Worker:
             with self._reading:
                 with seconds.time("read"):
                     rows = self._reader.read(lease.shard)
-                    keys = self._keys(rows)
+                    keys = self._keys(lease.shard, rows)
                 yield self._progress(lease, 0)
                 stage = Stage.TOKENIZE
                 with seconds.time("tokenize"):
@@ -139,7 +139,7 @@ class Worker:
                         last = time.monotonic()
                         yield self._progress(lease, done)
                 scored = self._ranker.result(prepared)
-            failures = [*self._spread(rows), *_failures(keys, scored)]
+            failures = [*self._spread(lease.shard, rows), *_failures(keys, scored)]
             if keys.pairs and len(scored.failures) == len(keys.pairs) and not lease.trusted:
                 yield self._barren(lease, scored)
                 return
@@ -162,31 +162,34 @@ class Worker:
             log.warning("%s failed at %s: %s: %s", name, stage, type(e).__name__, e)
             yield self._failed(lease, describe(e, stage))
 
-    def _keys(self, rows: ShardRows) -> _Keys:
+    def _keys(self, shard: Shard, rows: ShardRows) -> _Keys:
         """The cross product of documents and queries; without a query set, one pair a document."""
         queries = self._spec.queries
         if queries is None:
             own = rows.queries or [self._spec.query or ""] * len(rows.texts)
-            return _Keys(
-                doc_ids=rows.doc_ids,
-                rows=rows.rows,
-                query_ids=None,
-                pairs=list(zip(own, rows.texts, strict=True)),
-            )
-        n = len(queries.ids)
+            pairs = list(zip(own, rows.texts, strict=True))
+            return _Keys(doc_ids=rows.doc_ids, rows=rows.rows, query_ids=None, pairs=pairs)
+        text = dict(zip(queries.ids, queries.texts, strict=True))
+        asked = _asked(shard, queries)
+        keys = [(i, query_id) for i, row in enumerate(rows.rows) for query_id in asked.get(row, queries.ids)]
         return _Keys(
-            doc_ids=[i for i in rows.doc_ids for _ in range(n)],
-            rows=[r for r in rows.rows for _ in range(n)],
-            query_ids=list(queries.ids) * len(rows.doc_ids),
-            pairs=[(query, text) for text in rows.texts for query in queries.texts],
+            doc_ids=[rows.doc_ids[i] for i, _ in keys],
+            rows=[rows.rows[i] for i, _ in keys],
+            query_ids=[query_id for _, query_id in keys],
+            pairs=[(text[query_id], rows.texts[i]) for i, query_id in keys],
         )
 
-    def _spread(self, rows: ShardRows) -> list[Failure]:
-        """A document that cannot be read fails for every query."""
+    def _spread(self, shard: Shard, rows: ShardRows) -> list[Failure]:
+        """A document that cannot be read fails for every query that was asked for."""
         queries = self._spec.queries
         if queries is None:
             return rows.failures
-        return [replace(f, query_id=query_id) for f in rows.failures for query_id in queries.ids]
+        asked = _asked(shard, queries)
+        return [
+            replace(failure, query_id=query_id)
+            for failure in rows.failures
+            for query_id in asked.get(failure.row, queries.ids)
+        ]
 
     def _publish(self, lease: Lease, keys: _Keys, scored: Scored, failures: list[Failure]) -> tuple[Footer, bool]:
         shard, spec = lease.shard, self._spec
@@ -245,6 +248,15 @@ class Worker:
             stage=Stage(first.stage),
         )
         return self._failed(lease, error, barren=True)
+
+
+def _asked(shard: Shard, queries: QuerySet) -> dict[int | None, tuple[str, ...]]:
+    """Row in the file → the query ids that a redrive asks for, where it does not ask for all."""
+    only = shard.only or ()
+    return {
+        shard.first_row + offset: queries.ids if wanted is None else wanted
+        for offset, wanted in zip(only, shard.only_queries, strict=False)
+    }
 
 
 def _failures(keys: _Keys, scored: Scored) -> list[Failure]:

@@ -119,3 +119,12 @@ class Picky(Length):
         if text == "picky" and not self._fixed.exists():
             raise ValueError("not in the mood")
         return super()._score(text)
+
+
+class PickyQuery(Picky):
+    """Against the query `bad` nothing can be scored while the file `fixed` is missing."""
+
+    def score(self, pairs: Sequence[tuple[str, str]]) -> Sequence[float]:
+        if any(query == "bad" for query, _ in pairs) and not self._fixed.exists():
+            raise ValueError("a bad query")
+        return super().score(pairs)

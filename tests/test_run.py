@@ -77,6 +77,23 @@ def test_run_query_set_every_document_is_scored_against_every_query(project: Pro
     assert project.verify()["ok"]
 
 
+def test_run_query_set_redriven_single_query_is_scored_and_doubles_nothing(project: Project) -> None:
+    fixed = project.root / "fixed"
+    project.corpus(["x", "y"])
+    (project.root / "queries.csv").write_text("query_id,text\nq1,good\nq2,bad\n")
+    project.config["corpus"] = {"path": "corpus", "queries": "queries.csv"}
+    project.config["ranker"] |= {"class": "tests.rankers:PickyQuery", "options": {"fixed": str(fixed)}}
+    assert project.run().returncode == 3
+    assert project.sql("SELECT count(*) FROM scores") == [(2,)]
+    fixed.touch()
+    assert project.rescore("dlq", "redrive", str(project.output), "--where", "doc_id = 'd1'").returncode == 0
+    done = project.run()
+    assert done.returncode == 3, done.stderr
+    rows = project.sql("SELECT doc_id, query_id FROM scores ORDER BY ALL")
+    assert rows == [("d0", "q1"), ("d1", "q1"), ("d1", "q2")]
+    assert project.verify()["ok"]
+
+
 def test_run_own_queries_each_document_is_scored_against_its_own(project: Project) -> None:
     write_corpus(project.root / "corpus/a.parquet", [1, 2**60 + 1], text=["x", "x"], q=["", "longer"])
     project.config["corpus"] = {"path": "corpus", "query_column": "q"}

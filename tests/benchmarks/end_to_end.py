@@ -138,8 +138,7 @@ def _checked(measured: Measured) -> Measured:
 def check(bench: Bench) -> None:
     """Both must have scored the same documents alike, or the figures compare nothing."""
     largest = duckdb.execute(
-        "SELECT count(*), max(abs(a.score - b.score))"
-        " FROM read_parquet(?) a JOIN read_parquet(?) b USING (doc_id)",
+        "SELECT count(*), max(abs(a.score - b.score)) FROM read_parquet(?) a JOIN read_parquet(?) b USING (doc_id)",
         [str(bench.root / "predict-0/*.parquet"), str(bench.root / "rescore-0/scores/bench/*/*/*.parquet")],
     ).fetchone()
     assert largest is not None
@@ -167,9 +166,7 @@ def report(bench: Bench, ours: list[Measured], theirs: list[Measured]) -> None:
     share = [1 - f / m.seconds for f, m in zip(forward, ours, strict=True)]
     waste = [1 - f / s["steady_seconds"] for f, s in zip(forward, summaries, strict=True)]
     print(f"\nrescore / loop: {ratio:.2f} end to end, {steady:.2f} once started.")
-    print(
-        f"Share of the run not spent in forward passes: {_range(share, '.0%')}; once started {_range(waste, '.1%')}."
-    )
+    print(f"Not in forward passes: {_range(share, '.0%')} of the run, {_range(waste, '.1%')} once started.")
 
 
 def _summary(bench: Bench, n: int) -> dict[str, dict[str, float]]:
