@@ -76,6 +76,15 @@ class _Seconds:
         finally:
             self.spent[stage] = self.spent.get(stage, 0.0) + time.perf_counter() - start
 
+    def each(self, stage: str, steps: Iterator[int]) -> Iterator[int]:
+        """`steps`, each timed by itself: the time between two of them is the caller's."""
+        while True:
+            with self.time(stage):
+                step = next(steps, None)
+            if step is None:
+                return
+            yield step
+
 
 class Worker:
     """Scores shards with one ranker. `jobs.pool` makes a Ray actor of it; nothing in here knows Ray."""
@@ -122,19 +131,13 @@ class Worker:
                     keys = self._keys(lease.shard, rows)
                 yield self._progress(lease, 0)
                 stage = Stage.TOKENIZE
-                with seconds.time("tokenize"):
-                    prepared = self._ranker.prepare(keys.pairs)
-            yield self._progress(lease, 0)
+                prepared = self._ranker.prepare(keys.pairs)
+                for _ in seconds.each("tokenize", self._ranker.tokenize(prepared)):
+                    yield self._progress(lease, 0)
             stage = Stage.SCORE
             with self._scoring:
                 last = time.monotonic()
-                # A span of its own for each batch: the time between two yields is Ray's, not the model's.
-                batches = self._ranker.score(prepared)
-                while True:
-                    with seconds.time("forward"):
-                        done = next(batches, None)
-                    if done is None:
-                        break
+                for done in seconds.each("forward", self._ranker.score(prepared)):
                     if time.monotonic() - last > _HEARTBEAT_S:
                         last = time.monotonic()
                         yield self._progress(lease, done)

@@ -7,3 +7,7 @@ class RankerError(Exception):
 
 class DeviceBroken(Exception):  # noqa: N818 - a state of the device, not a wrong use
     """The accelerator's context is not to be trusted any more: the process must end after its report."""
+
+
+class NonFiniteScore(Exception):  # noqa: N818 - it reads as what a dead letter says
+    """A pair's score is NaN or infinite: such a score sorts anywhere, so it is a failure instead."""

@@ -7,6 +7,7 @@ and restoring the order are tested with a backend of ten lines.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, TypeVar, cast
@@ -15,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ranker.batching import IntArray, batches
-from ranker.errors import DeviceBroken
+from ranker.errors import DeviceBroken, NonFiniteScore
 from ranker.types import Pair, PairFailure, Prepared, Scored
 from ranker.verdict import Verdict, failure, is_document_error, one_line, verdict
 
@@ -89,11 +90,15 @@ class Block(Generic[E_]):
 class PreparedPairs(Generic[E_]):
     """n pairs of which u are distinct, and what is known about each of the u so far."""
 
+    pairs: list[Pair]
+    """[u]"""
     inverse: IntArray
     """[n] → [0, u)"""
     weights: IntArray
     """[u] how many of the n pairs each distinct one stands for"""
-    blocks: list[Block[E_]]
+    unencoded: deque[IntArray] = field(default_factory=deque)
+    """Spans of distinct pairs that are still text."""
+    blocks: list[Block[E_]] = field(default_factory=list)
     values: FloatArray
     """[u, labels], NaN until scored"""
     failures: dict[int, PairFailure] = field(default_factory=dict)
@@ -124,20 +129,27 @@ class ShardRanker(Generic[E_]):
         inverse = np.array([distinct.setdefault(pair, len(distinct)) for pair in pairs], dtype=np.intp)
         unique = list(distinct)
         prepared = PreparedPairs[E_](
+            pairs=unique,
             inverse=inverse,
             weights=np.bincount(inverse, minlength=len(unique)).astype(np.intp),
-            blocks=[],
             values=np.full((len(unique), self._backend.labels), np.nan, dtype=np.float32),
         )
         for index, error in self._backend.refuse(unique).items():
             prepared.failures[index] = failure(index, "tokenize", error)
         fine = np.array([i for i in range(len(unique)) if i not in prepared.failures], dtype=np.intp)
-        for members in _spans(unique, fine):
-            self._encode(unique, members, prepared)
+        prepared.unencoded.extend(_spans(unique, fine))
         return prepared
+
+    def tokenize(self, prepared: Prepared) -> Iterator[int]:
+        state = cast(PreparedPairs[E_], prepared)
+        while state.unencoded:
+            self._encode(state.pairs, state.unencoded.popleft(), state)
+            yield sum(int(state.weights[block.members].sum()) for block in state.blocks)
 
     def score(self, prepared: Prepared) -> Iterator[int]:
         state = cast(PreparedPairs[E_], prepared)
+        for _ in self.tokenize(state):
+            pass
         done = sum(int(state.weights[index]) for index in state.failures)
         for block in state.blocks:
             for finished in self._score_block(state, block):
@@ -220,7 +232,7 @@ class ShardRanker(Generic[E_]):
         finite = np.isfinite(values).all(axis=1)
         state.values[members[finite]] = values[finite]
         for member, value in zip(members[~finite], values[~finite], strict=True):
-            problem = ArithmeticError(f"the score is not a finite number: {_numbers(value)}")
+            problem = NonFiniteScore(f"the score is not a finite number: {_numbers(value)}")
             state.failures[int(member)] = failure(int(member), "score", problem)
         return None
 

@@ -64,15 +64,16 @@ class Scored:
 
 
 class Prepared(Protocol):
-    """A shard's pairs, tokenised. Opaque to the caller."""
+    """A shard's pairs. Opaque to the caller."""
 
     def __len__(self) -> int: ...
 
 
 class Ranker(Protocol):
-    """What a worker holds: built once by `ranker.load.load`, then prepare → score for every shard.
+    """What a worker holds: built once by `ranker.load.load`, then prepare → tokenize → score → result for
+    every shard.
 
-    `prepare` may run in one thread while `score` runs in another; neither runs twice at the same time.
+    `tokenize` may run in one thread while `score` runs in another; neither runs twice at the same time.
     """
 
     @property
@@ -86,7 +87,11 @@ class Ranker(Protocol):
         ...
 
     def prepare(self, pairs: Sequence[Pair]) -> Prepared:
-        """Tokenise n pairs. A pair that cannot be tokenised becomes a failure, never an exception."""
+        """Take in n pairs. A pair that cannot be scored becomes a failure, here as later, never an exception."""
+        ...
+
+    def tokenize(self, prepared: Prepared) -> Iterator[int]:
+        """Tokenise; yields how many pairs are done now and then. `score` does what is left of it."""
         ...
 
     def score(self, prepared: Prepared) -> Iterator[int]:

@@ -43,7 +43,7 @@ def test_run_bad_documents_cost_one_dead_letter_each(project: Project) -> None:
     assert done.returncode == 3, done.stderr
     letters = project.sql("SELECT doc_id, stage, error_type, row FROM dead_letters ORDER BY row")
     assert letters == [
-        ("d3", "score", "ArithmeticError", 3),
+        ("d3", "score", "NonFiniteScore", 3),
         ("d14", "score", "ValueError", 14),
         ("d20", "read", "NullValue", 20),
         ("d21", "read", "UnicodeDecodeError", 21),
