@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ray
+from ray._private.utils import read_ray_address
 from ray._raylet import Config  # type: ignore[attr-defined]
 from ray.exceptions import (
     ActorUnavailableError,
@@ -23,6 +25,7 @@ from ray.exceptions import (
 from jobs.protocol import Died, ErrorReport, Failed, Lease, Loss, PoolEvent, Ready, Refused, WorkerId, WorkerInfo
 from jobs.worker import Worker, WorkerSpec, describe, is_refusal
 from ranker.errors import DeviceBroken
+from shards.errors import UsageError
 from shards.types import Stage
 
 log = logging.getLogger("rescore")
@@ -249,7 +252,7 @@ def _loss(e: RayError, node: str) -> Loss:
     return Loss.PROCESS
 
 
-def _first_lines(e: RayError) -> str:
+def _first_lines(e: Exception) -> str:
     """Ray's words without the addresses and hints below them."""
     lines = [line.strip() for line in str(e).splitlines() if line.strip()]
     return " ".join(lines)[:1000]
@@ -259,21 +262,42 @@ def _first_lines(e: RayError) -> str:
 
 
 def connect() -> str:
-    """Join the cluster of RAY_ADDRESS or the one running on this machine; else start one for this run.
+    """Join the cluster of RAY_ADDRESS or the one that `ray start` has left running on this machine; else
+    start one for this run.
 
     Returns how to name it to a person; once connected, it only says so again. The actors' output is not
     forwarded to the driver's terminal: it goes to Ray's log files, node and worker on every line.
+    Raises UsageError if the named cluster does not answer.
     """
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    if not ray.is_initialized():
+    address = os.environ.get("RAY_ADDRESS") or _started()
+    if ray.is_initialized():
+        pass
+    elif address and address != "local":
         try:
-            ray.init(address="auto", **quiet)
-        except ConnectionError:
-            _own_token()
-            ray.init(address="local", include_dashboard=False, **quiet)
+            ray.init(address=address, **quiet)
+        except (ConnectionError, RayError) as e:
+            raise UsageError(f"the Ray cluster at {address} does not answer: {_first_lines(e)}") from None
+    else:
+        _own_token()
+        ray.init(address="local", include_dashboard=False, **quiet)
     if os.environ.get(_TOKEN):
         return "a Ray cluster of this run's own"
     return f"the Ray cluster at {ray.get_runtime_context().gcs_address}"
+
+
+def _started() -> str | None:
+    """The address that `ray start` left, if something still answers there. (Ray's own `auto` would also
+    take the private cluster of any other run on this machine, and wait long for a head that was killed.)"""
+    address: str | None = read_ray_address(None)
+    if not address:
+        return None
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=2.0).close()
+    except (OSError, ValueError):
+        return None
+    return address
 
 
 def _own_token() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,7 +26,9 @@ def ray_address() -> Iterator[str]:
 
     from jobs.pool import connect
 
+    os.environ["RAY_ADDRESS"] = "local"
     connect()
+    del os.environ["RAY_ADDRESS"]
     address = str(ray.get_runtime_context().gcs_address)
     yield address
     ray.shutdown()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import signal
@@ -11,8 +12,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
+from tests import rankers
 from tests.projects import REPO, Project, wait_until
 
 pytestmark = pytest.mark.ray
@@ -45,19 +48,18 @@ def home() -> Iterator[Path]:
 def head(home: Path) -> Iterator[str]:
     """`ray start --head`, as a user types it; the address of its job server."""
     port = free_port()
-    command = [RAY, "start", "--head", "--block", f"--port={free_port()}", f"--dashboard-port={port}"]
-    command += ["--num-cpus=2", "--disable-usage-stats"]
-    log = (home / "head.log").open("w")
-    process = subprocess.Popen(command, env=clean_env(home), stdout=log, stderr=subprocess.STDOUT)
-    address = f"http://127.0.0.1:{port}"
+    command = [RAY, "start", "--head", f"--port={free_port()}", f"--dashboard-port={port}", "--num-cpus=2"]
+    # Its default port is taken by this session's cluster.
+    command += [f"--dashboard-agent-listen-port={free_port()}", "--disable-usage-stats"]
     try:
-        wait_until(lambda: "Ray runtime started" in (home / "head.log").read_text() or process.poll() is not None)
+        subprocess.run(command, env=clean_env(home), stdout=subprocess.DEVNULL, check=True, timeout=60)
         wait_until(lambda: accepts(port))
-        yield address
+        yield f"http://127.0.0.1:{port}"
     finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(timeout=30)
-        log.close()
+        # `ray stop` would end every Ray process of the machine, this session's cluster too.
+        for process in psutil.process_iter(["cmdline"]):
+            if any(str(home) in argument for argument in process.info["cmdline"] or []):
+                process.kill()
 
 
 def accepts(port: int) -> bool:
@@ -68,16 +70,20 @@ def accepts(port: int) -> bool:
 def submit(head: str, home: Path, *args: str) -> subprocess.CompletedProcess[str]:
     command = [RAY, "job", "submit", "--address", head, "--working-dir", str(REPO), "--"]
     command += [sys.executable, "jobs/rescore.py", *args]
-    while True:
+    for _ in range(20):
         done = subprocess.run(
             command, env=clean_env(home), cwd=home, capture_output=True, text=True, timeout=120, check=False
         )
         if "No available agent" not in done.stderr:  # the head is young: Ray says to try again
-            return done
+            break
+    return done
 
 
 def test_ray_job_scores_the_corpus_and_refuses_relative_paths(project: Project, head: str, home: Path) -> None:
     project.corpus(["x" * i for i in range(30)])
+    # A ranker of the user's own, beside her configuration: --root puts it on the path.
+    (project.root / "mine.py").write_text(inspect.getsource(rankers))
+    project.config["ranker"]["class"] = "mine:Length"
     relative = submit(head, home, "run", project.write_config())
     assert relative.returncode == 1  # Ray's own: it turns every non-zero code into 1
     assert "corpus.path: corpus is relative" in relative.stdout
