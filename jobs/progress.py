@@ -136,6 +136,8 @@ class _Figures(ProgressColumn):
 
 
 def _line(view: View, rate: float) -> str:
+    if not view.workers:
+        return f"Starting {view.wanted} worker{'s' if view.wanted != 1 else ''}."
     done = view.scored + view.dead + view.in_flight
     share = done / view.expected if view.expected else 1.0
     return f"{done:,} of {view.expected:,} ({share:.1%}) · {_figures(view, rate)}"
