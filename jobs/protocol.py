@@ -13,23 +13,6 @@ WorkerId = str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lease:
-    """A worker's claim on a shard. `attempt` is the fencing token: every report about it carries it."""
-
-    shard: Shard
-    attempt: int
-    charged: int
-    """Attempts charged to the shard so far, this one included; goes into the part's footer."""
-    trusted: bool
-    """Whether some shard of this run has scored documents. Until then a shard whose every document
-    failed is not published: a broken model would otherwise write a dead-letter table of the corpus."""
-
-    @property
-    def key(self) -> ShardKey:
-        return self.shard.key
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorReport:
     """An exception, as far as it can travel: names instead of classes, so that nothing is unpickled."""
 
@@ -40,6 +23,45 @@ class ErrorReport:
     traceback: str
     stage: Stage
     errno: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conviction:
+    """A document that ends whatever process touches it: `offset` in its shard, and what is known of it."""
+
+    offset: int
+    error: ErrorReport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """One question of a search for killers. Not `whole`: score the document at `offset` alone (None: read
+    the shard and score a warm-up pair), publish nothing. `whole`: score and publish the shard without the
+    convicted; `single`: one document a batch."""
+
+    offset: int | None = None
+    whole: bool = False
+    single: bool = False
+    convicted: tuple[Conviction, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """A worker's claim on a shard. `attempt` is the fencing token: every report about it carries it."""
+
+    shard: Shard
+    attempt: int
+    charged: int
+    """Attempts charged to the shard so far, this one included; goes into the part's footer."""
+    trusted: bool
+    """Whether some shard of this run has scored documents. Until then a shard whose every document
+    failed is not published: a broken model would otherwise write a dead-letter table of the corpus."""
+    probe: Probe | None = None
+    """Set while documents that kill are searched for in the shard."""
+
+    @property
+    def key(self) -> ShardKey:
+        return self.shard.key
 
 
 class Loss(StrEnum):
@@ -88,6 +110,15 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Probed:
+    """The worker has survived the lease's probe."""
+
+    worker: WorkerId
+    key: ShardKey
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
     """The part is durable. `seconds`: where the shard's time went, by stage."""
 
@@ -120,7 +151,7 @@ class Died:
     message: str
 
 
-PoolEvent = Ready | Refused | Progress | Done | Failed | Died
+PoolEvent = Ready | Refused | Progress | Probed | Done | Failed | Died
 
 
 class Pool(Protocol):

@@ -57,8 +57,8 @@ class RetryPolicy:
     """Budgets and times; all in seconds or counts. Defaults as in the configuration."""
 
     max_attempts: int = 3
-    max_deaths: int = 3
-    """Workers that may die holding a shard, it alone from the second time on, before it is dead."""
+    max_deaths: int = 50
+    """Workers that may die holding a shard, over all runs, before it is dead without a further search."""
     max_losses: int = 20
     """Losses charged to the infrastructure (nodes, memory kills) before the shard is dead."""
     lease_s: float = 120.0

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from random import Random
 
+from jobs.isolation import Isolation
 from jobs.protocol import (
     Clock,
     Died,
@@ -25,6 +26,7 @@ from jobs.protocol import (
     Loss,
     Pool,
     PoolEvent,
+    Probed,
     Progress,
     Ready,
     Refused,
@@ -37,6 +39,10 @@ from jobs.spans import Spans
 from shards.types import Event, EventKind, Failure, Footer, History, Shard, ShardKey, ShardState, Stage
 
 log = logging.getLogger("rescore")
+
+_MAX_MEMORY_KILLS = 2
+_MAX_VOIDED = 3
+"""Leases of one shard that drivers took with them when they died, before the shard is searched."""
 
 
 class StopKind(StrEnum):
@@ -63,6 +69,8 @@ class WorkerView:
     info: WorkerInfo
     since: float = 0.0
     """When it became ready, by the monotonic clock."""
+    fresh: bool = True
+    """Whether it has not been leased anything yet."""
     held: dict[ShardKey, Lease] = field(default_factory=dict)
     deadline: float = 0.0
     keys: int = 0
@@ -110,10 +118,14 @@ class Scheduler:
         self._shards = {shard.key: shard for shard in shards}
         fresh = History(state=ShardState.PENDING)
         self._histories = {key: (histories or {}).get(key, fresh) for key in self._shards}
-        self._losses: dict[ShardKey, int] = {}
+        self._losses: dict[ShardKey, list[Loss]] = {}
         self._untried = Spans([s for s in shards if self._is_untried(s)])
         self._waiting: list[tuple[float, int, ShardKey]] = []
         self._suspects: deque[ShardKey] = deque()
+        self._isolations: dict[ShardKey, Isolation] = {}
+        self._gone: set[WorkerId] = set()
+        self._unexplained = 0
+        self._asks: list[tuple[WorkerId, Lease]] = []
         self._barren: deque[ShardKey] = deque()
         self._unfinished = set(self._shards)
         self._events: list[Event] = []
@@ -130,7 +142,8 @@ class Scheduler:
 
     def _is_untried(self, shard: Shard) -> bool:
         history = self._histories[shard.key]
-        return not (history.failed or history.died or shard.unreadable)
+        troubled = history.failed or history.died or history.voided >= _MAX_VOIDED
+        return not (troubled or shard.unreadable)
 
     def _queue_again(self, shard: Shard) -> None:
         """At the start: what earlier runs had trouble with does not go through the ordinary spans."""
@@ -139,7 +152,9 @@ class Scheduler:
             self._bury(shard, _unreadable(shard))
         elif exhausted(history, self._policy):
             self._bury(shard, _spent(shard, history))
-        elif history.died:
+        elif history.died or history.voided >= _MAX_VOIDED:
+            if history.died > 1 or history.voided >= _MAX_VOIDED:
+                self._isolate(shard)
             self._suspects.append(shard.key)
         elif history.failed:
             self._wait(shard.key, 0.0)
@@ -192,7 +207,8 @@ class Scheduler:
         self._expire(timeout_s)
         leases = [] if self.draining or self.stop else self._assign()
         self._commit()
-        for worker, lease in leases:
+        asks, self._asks = self._asks, []
+        for worker, lease in [*asks, *leases]:
             self._pool.submit(worker, lease)
 
     def _handle(self, event: PoolEvent) -> None:
@@ -204,10 +220,10 @@ class Scheduler:
                 self._on_refused(event)
             case Died():
                 self._on_died(event)
-            case Progress() | Done() | Failed():
+            case Progress() | Probed() | Done() | Failed():
                 self._on_report(event)
 
-    def _on_report(self, event: Progress | Done | Failed) -> None:
+    def _on_report(self, event: Progress | Probed | Done | Failed) -> None:
         worker = self.workers.get(event.worker)
         lease = worker.held.get(event.key) if worker else None
         if worker is None or lease is None or lease.attempt != event.attempt:
@@ -219,6 +235,8 @@ class Scheduler:
         match event:
             case Progress():
                 worker.progress[event.key] = event.keys
+            case Probed():
+                self._ask_again(event.worker, worker, lease)
             case Done():
                 self._let_go(worker, lease)
                 worker.keys += event.footer.expected
@@ -247,6 +265,7 @@ class Scheduler:
             )
         )
         self._unfinished.discard(shard.key)
+        self._isolations.pop(shard.key, None)
         self.tally.scored += footer.scored
         self.tally.dead += footer.dead
         self.tally.adopted += adopted
@@ -321,9 +340,7 @@ class Scheduler:
             if event.loss is Loss.PROCESS:
                 self._mind_starts(error)
             return
-        self.tally.deaths += 1
-        for lease in worker.held.values():
-            self._judge_orphan(lease, worker.info, error, EventKind.DIED, event.loss)
+        self._mourn(worker, error, EventKind.DIED, event.loss)
 
     def _expire(self, timeout_s: float) -> None:
         """End the workers that made no progress within their lease."""
@@ -339,7 +356,6 @@ class Scheduler:
             self._pool.kill(worker_id)
             del self.workers[worker_id]
             self._untried.release(worker_id)
-            self.tally.deaths += 1
             error = ErrorReport(
                 error_type="LeaseExpired",
                 bases=("LeaseExpired",),
@@ -347,8 +363,15 @@ class Scheduler:
                 traceback="",
                 stage=Stage.WORKER,
             )
-            for lease in worker.held.values():
-                self._judge_orphan(lease, worker.info, error, EventKind.HUNG, Loss.PROCESS)
+            self._mourn(worker, error, EventKind.HUNG, Loss.PROCESS)
+
+    def _mourn(self, worker: WorkerView, error: ErrorReport, kind: EventKind, loss: Loss) -> None:
+        """A worker that was ready is gone: judge each shard it held."""
+        self.tally.deaths += 1
+        if loss is Loss.PROCESS and not any(self._is_suspect(key) for key in worker.held):
+            self._unexplained += 1
+        for lease in worker.held.values():
+            self._judge_orphan(lease, worker.info, error, kind, loss)
 
     def _judge_orphan(
         self, lease: Lease, worker: WorkerInfo, error: ErrorReport, kind: EventKind, loss: Loss
@@ -357,26 +380,56 @@ class Scheduler:
         footer = self._store.find(lease.shard)
         if footer is not None:
             self._done(lease.shard, footer, lease.attempt, worker, adopted=True)
-        elif loss is not Loss.PROCESS:
-            self._lost(lease, worker, error)
+        elif loss is Loss.NODE or (loss is Loss.MEMORY and lease.probe is None):
+            self._lost(lease, worker, error, loss)
         else:
-            history = replace(self._histories[lease.key], died=self._histories[lease.key].died + 1)
-            self._histories[lease.key] = history
-            self._record(kind, lease, worker=worker, error=error)
-            self.tally.retries += 1
-            if exhausted(history, self._policy):
-                self._bury(lease.shard, _failure(lease.shard, error), worker=worker.worker)
-            else:
-                self._suspects.append(lease.key)
+            self._suspect(lease, worker, error, kind)
 
-    def _lost(self, lease: Lease, worker: WorkerInfo, error: ErrorReport) -> None:
-        """Charged to the infrastructure, not to the shard."""
-        losses = self._losses[lease.key] = self._losses.get(lease.key, 0) + 1
-        self._record(EventKind.RELEASED, lease, worker=worker, error=error)
-        if losses >= self._policy.max_losses:
-            self._bury(lease.shard, _failure(lease.shard, error), worker=worker.worker)
+    def _suspect(self, lease: Lease, worker: WorkerInfo, error: ErrorReport, kind: EventKind) -> None:
+        """A worker died with the shard. The first time it is tried again, alone on its worker; if that
+        one dies too, its documents are searched."""
+        key = lease.key
+        self._histories[key] = history = replace(self._histories[key], died=self._histories[key].died + 1)
+        self._record(kind, lease, worker=worker, error=error)
+        self.tally.retries += 1
+        search = self._isolations.get(key)
+        if search is not None:
+            goes_on = search.died(error, disturbances=self._unexplained - search.undisturbed)
         else:
-            self._try_again(lease.key, losses)
+            goes_on = True
+            if history.died > 1:
+                self._isolate(lease.shard)
+        if goes_on and not exhausted(history, self._policy):
+            self._suspects.append(key)
+        else:
+            self._bury(lease.shard, _failure(lease.shard, error), worker=worker.worker)
+
+    def _isolate(self, shard: Shard) -> None:
+        offsets = shard.only if shard.only is not None else range(shard.rows)
+        documents = [offset for offset in offsets if offset not in shard.excluded]
+        self._isolations[shard.key] = Isolation(documents, undisturbed=self._unexplained)
+
+    def _ask_again(self, worker_id: WorkerId, worker: WorkerView, lease: Lease) -> None:
+        """The last probe was survived: the next question, to the same worker."""
+        search = self._isolations[lease.key]
+        search.survived()
+        worker.held[lease.key] = lease = replace(lease, probe=search.next())
+        self._asks.append((worker_id, lease))
+
+    def _lost(self, lease: Lease, worker: WorkerInfo, error: ErrorReport, loss: Loss = Loss.NODE) -> None:
+        """Charged to the infrastructure, not to the shard. Two memory kills look like a document, though."""
+        losses = self._losses.setdefault(lease.key, [])
+        losses.append(loss)
+        self._record(EventKind.RELEASED, lease, worker=worker, error=error)
+        if lease.key in self._isolations:
+            self._isolations[lease.key].interrupted()
+        if len(losses) >= self._policy.max_losses:
+            self._bury(lease.shard, _failure(lease.shard, error), worker=worker.worker)
+        elif losses.count(Loss.MEMORY) == _MAX_MEMORY_KILLS and lease.key not in self._isolations:
+            self._isolate(lease.shard)
+            self._suspects.append(lease.key)
+        else:
+            self._try_again(lease.key, len(losses))
 
     # -- leasing -------------------------------------------------------------------------------------
 
@@ -386,11 +439,14 @@ class Scheduler:
         # One each before a second each: with few shards left, every worker still gets one.
         for depth in range(1, self._in_flight + 1):
             for worker_id, worker in self.workers.items():
-                if len(worker.held) >= depth:
+                if len(worker.held) >= depth or worker_id in self._gone:
                     continue
                 shard = self._next_shard(worker_id, worker, reserved)
                 if shard is not None:
                     leases.append((worker_id, self._lease(shard, worker)))
+        for worker_id in self._gone:
+            del self.workers[worker_id]
+        self._gone.clear()
         return leases
 
     def _reserve(self) -> set[WorkerId]:
@@ -401,12 +457,11 @@ class Scheduler:
         return busy | {w for _, w in idlest[: max(0, min(room, len(self._suspects)))]}
 
     def _is_suspect(self, key: ShardKey) -> bool:
-        return self._histories[key].died > 0
+        return self._histories[key].died > 0 or key in self._isolations
 
     def _next_shard(self, worker_id: WorkerId, worker: WorkerView, reserved: set[WorkerId]) -> Shard | None:
         if worker_id in reserved:
-            # Alone on its worker, a suspect that kills it again takes no innocent along.
-            return self._shards[self._suspects.popleft()] if self._suspects and not worker.held else None
+            return self._next_suspect(worker_id, worker)
         if self._waiting and self._waiting[0][0] <= self._clock.monotonic():
             return self._shards[heapq.heappop(self._waiting)[2]]
         untried = self._untried.take(worker_id)
@@ -414,11 +469,31 @@ class Scheduler:
             return self._shards[self._barren.popleft()]
         return untried
 
+    def _next_suspect(self, worker_id: WorkerId, worker: WorkerView) -> Shard | None:
+        """Alone on its worker, a suspect that kills it again takes no innocent along."""
+        if worker.held or not self._suspects:
+            return None
+        search = self._isolations.get(self._suspects[0])
+        if search is not None and search.wants_fresh and not worker.fresh:
+            # What the worker did before must not be to blame for its death: it makes room for a fresh one.
+            self._pool.kill(worker_id)
+            self._untried.release(worker_id)
+            self._gone.add(worker_id)
+            return None
+        return self._shards[self._suspects.popleft()]
+
     def _lease(self, shard: Shard, worker: WorkerView) -> Lease:
         history = self._histories[shard.key]
         history = replace(history, attempts=history.attempts + 1)
         self._histories[shard.key] = history
-        lease = Lease(shard=shard, attempt=history.attempts, charged=history.failed + 1, trusted=self.trusted)
+        lease = Lease(
+            shard=shard,
+            attempt=history.attempts,
+            charged=history.failed + 1,
+            trusted=self.trusted,
+            probe=self._isolations[shard.key].next() if shard.key in self._isolations else None,
+        )
+        worker.fresh = False
         if not worker.held:
             worker.deadline = self._clock.monotonic() + self._policy.lease_s
         worker.held[shard.key] = lease
@@ -427,6 +502,9 @@ class Scheduler:
 
     def _try_again(self, key: ShardKey, failures: int | None = None) -> None:
         self.tally.retries += 1
+        if self._is_suspect(key):
+            self._suspects.append(key)
+            return
         n = failures or max(1, self._histories[key].failed)
         self._wait(key, backoff(n, self._policy, self._random))
 

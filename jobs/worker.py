@@ -13,15 +13,15 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
-from jobs.protocol import Done, ErrorReport, Failed, Lease, Progress, WorkerInfo
-from ranker.errors import DeviceBroken, RankerError
+from jobs.protocol import Done, ErrorReport, Failed, Lease, Probed, Progress, WorkerInfo
+from ranker.errors import RankerError
 from ranker.load import load
 from ranker.types import Pair, RankerSpec, Scored
 from shards import parts
@@ -31,7 +31,10 @@ from shards.types import CorpusSpec, DocId, Failure, Footer, IdType, QuerySet, S
 
 log = logging.getLogger("rescore.worker")
 
+Report = Progress | Probed | Done | Failed
+
 _HEARTBEAT_S = 0.5
+_WARM_UP: Pair = ("warm-up", "A pair that harms nobody.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,15 +61,26 @@ class WorkerSpec:
 class _Keys:
     """The keys of a shard, in the order of its pairs: one entry a (document, query)."""
 
-    doc_ids: list[DocId]
-    rows: list[int]
-    query_ids: list[str] | None
-    pairs: list[Pair]
+    with_queries: bool
+    doc_ids: list[DocId] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    query_ids: list[str | None] = field(default_factory=list)
+    pairs: list[Pair] = field(default_factory=list)
+
+    def add(self, doc_id: DocId, row: int, query_id: str | None, pair: Pair) -> None:
+        self.doc_ids.append(doc_id)
+        self.rows.append(row)
+        self.query_ids.append(query_id)
+        self.pairs.append(pair)
 
 
 @dataclass(slots=True)
-class _Seconds:
-    spent: dict[str, float] = field(default_factory=dict)
+class _Course:
+    """Where a call is, and where its time went."""
+
+    stage: Stage = Stage.READ
+    outcome: str = ""
+    seconds: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
     def time(self, stage: str) -> Iterator[None]:
@@ -74,7 +88,7 @@ class _Seconds:
         try:
             yield
         finally:
-            self.spent[stage] = self.spent.get(stage, 0.0) + time.perf_counter() - start
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - start
 
     def each(self, stage: str, steps: Iterator[int]) -> Iterator[int]:
         """`steps`, each timed by itself: the time between two of them is the caller's."""
@@ -92,6 +106,7 @@ class Worker:
     def __init__(self, spec: WorkerSpec) -> None:
         self._spec = spec
         self._layout = Layout(Path(spec.output))
+        self._probed = _Keys(with_queries=False)
         self._reading, self._scoring, self._writing = threading.Lock(), threading.Lock(), threading.Lock()
 
     def start(self, node: str) -> WorkerInfo | ErrorReport:
@@ -119,80 +134,99 @@ class Worker:
         )
         return WorkerInfo(worker=self._spec.worker, node=node, pid=os.getpid(), ranker=dict(self._ranker.info))
 
-    def score(self, lease: Lease) -> Iterator[Progress | Done | Failed]:
-        """One shard, from its pointer to its part. Heartbeats on the way; the last item is the report."""
-        stage = Stage.READ
-        seconds = _Seconds()
+    def score(self, lease: Lease) -> Iterator[Report]:
+        """One shard, from its pointer to its part; or one probe of it. Heartbeats on the way; the last
+        item is the report."""
+        course = _Course()
         name = f"shard={lease.shard.shard_id[:8]}.g{lease.shard.generation} attempt={lease.attempt}"
+        whole = lease.probe is None or lease.probe.whole
         try:
-            with self._reading:
-                with seconds.time("read"):
-                    rows = self._reader.read(lease.shard)
-                    keys = self._keys(lease.shard, rows)
-                yield self._progress(lease, 0)
-                stage = Stage.TOKENIZE
-                prepared = self._ranker.prepare(keys.pairs)
-                for _ in seconds.each("tokenize", self._ranker.tokenize(prepared)):
-                    yield self._progress(lease, 0)
-            stage = Stage.SCORE
-            with self._scoring:
-                last = time.monotonic()
-                for done in seconds.each("forward", self._ranker.score(prepared)):
-                    if time.monotonic() - last > _HEARTBEAT_S:
-                        last = time.monotonic()
-                        yield self._progress(lease, done)
-                scored = self._ranker.result(prepared)
-            failures = [*self._spread(lease.shard, rows), *_failures(keys, scored)]
-            if keys.pairs and len(scored.failures) == len(keys.pairs) and not lease.trusted:
-                yield self._barren(lease, scored)
-                return
-            stage = Stage.WRITE
-            with self._writing, seconds.time("write"):
-                footer, adopted = self._publish(lease, keys, scored, failures)
-            log.info("%s done: %d scored, %d dead", name, footer.scored, footer.dead)
-            yield Done(
-                worker=self._spec.worker,
-                key=lease.key,
-                attempt=lease.attempt,
-                footer=footer,
-                adopted=adopted,
-                seconds=seconds.spent,
-            )
-        except DeviceBroken as e:
-            log.exception("%s: the device cannot be trusted any more", name)
-            yield self._failed(lease, describe(e, stage))
+            yield from self._score_shard(lease, course) if whole else self._answer(lease, course)
         except Exception as e:  # noqa: BLE001 - the one place where a shard's failure becomes a record
-            log.warning("%s failed at %s: %s: %s", name, stage, type(e).__name__, e)
-            yield self._failed(lease, describe(e, stage))
+            log.warning("%s failed at %s: %s: %s", name, course.stage, type(e).__name__, e)
+            yield self._failed(lease, describe(e, course.stage))
+        else:
+            log.info("%s: %s", name, course.outcome)
 
-    def _keys(self, shard: Shard, rows: ShardRows) -> _Keys:
-        """The cross product of documents and queries; without a query set, one pair a document."""
-        queries = self._spec.queries
-        if queries is None:
-            own = rows.queries or [self._spec.query or ""] * len(rows.texts)
-            pairs = list(zip(own, rows.texts, strict=True))
-            return _Keys(doc_ids=rows.doc_ids, rows=rows.rows, query_ids=None, pairs=pairs)
-        text = dict(zip(queries.ids, queries.texts, strict=True))
-        asked = _asked(shard, queries)
-        keys = [(i, query_id) for i, row in enumerate(rows.rows) for query_id in asked.get(row, queries.ids)]
-        return _Keys(
-            doc_ids=[rows.doc_ids[i] for i, _ in keys],
-            rows=[rows.rows[i] for i, _ in keys],
-            query_ids=[query_id for _, query_id in keys],
-            pairs=[(text[query_id], rows.texts[i]) for i, query_id in keys],
+    def _score_shard(self, lease: Lease, course: _Course) -> Iterator[Report]:
+        with self._reading:
+            with course.time("read"):
+                rows = self._reader.read(lease.shard)
+                keys, failures = self._keys(lease, rows)
+            yield self._progress(lease, 0)
+            course.stage = Stage.TOKENIZE
+            # All pairs in one go; one by one only where the search for killers asks for it.
+            single = lease.probe is not None and lease.probe.single
+            calls = [[pair] for pair in keys.pairs] if single and keys.pairs else [keys.pairs]
+            prepared = [self._ranker.prepare(pairs) for pairs in calls]
+            for item in prepared:
+                for _ in course.each("tokenize", self._ranker.tokenize(item)):
+                    yield self._progress(lease, 0)
+        course.stage = Stage.SCORE
+        with self._scoring:
+            beat, before = time.monotonic(), 0
+            for item in prepared:
+                for done in course.each("forward", self._ranker.score(item)):
+                    if time.monotonic() - beat > _HEARTBEAT_S:
+                        beat = time.monotonic()
+                        yield self._progress(lease, before + done)
+                before += len(item)
+            scored = join([self._ranker.result(item) for item in prepared])
+        if keys.pairs and len(scored.failures) == len(keys.pairs) and not lease.trusted:
+            course.outcome = "every document failed, and nothing has succeeded yet: not published"
+            yield self._barren(lease, scored)
+            return
+        course.stage = Stage.WRITE
+        with self._writing, course.time("write"):
+            footer, adopted = self._publish(lease, keys, scored, [*failures, *_failures(keys, scored)])
+        course.outcome = f"{footer.scored} scored, {footer.dead} dead"
+        yield Done(
+            worker=self._spec.worker,
+            key=lease.key,
+            attempt=lease.attempt,
+            footer=footer,
+            adopted=adopted,
+            seconds=course.seconds,
         )
 
-    def _spread(self, shard: Shard, rows: ShardRows) -> list[Failure]:
-        """A document that cannot be read fails for every query that was asked for."""
-        queries = self._spec.queries
-        if queries is None:
-            return rows.failures
+    def _answer(self, lease: Lease, course: _Course) -> Iterator[Report]:
+        """A probe: one document alone, or the warm-up pair. Nothing is published; to survive is the answer."""
+        probe = lease.probe
+        assert probe is not None
+        with self._reading, self._scoring:
+            if probe.offset is None:
+                self._probed, _ = self._keys(lease, self._reader.read(lease.shard))
+                pairs = [_WARM_UP]
+            else:
+                row = lease.shard.first_row + probe.offset
+                pairs = [p for p, at in zip(self._probed.pairs, self._probed.rows, strict=True) if at == row]
+            for _ in self._ranker.score(self._ranker.prepare(pairs)):
+                yield self._progress(lease, 0)
+        course.outcome = f"survived {probe.offset}"
+        yield Probed(worker=self._spec.worker, key=lease.key, attempt=lease.attempt)
+
+    def _keys(self, lease: Lease, rows: ShardRows) -> tuple[_Keys, list[Failure]]:
+        """What is to be scored, and what has failed already: documents that could not be read, and those
+        that are convicted of killing their process."""
+        shard, queries = lease.shard, self._spec.queries
         asked = _asked(shard, queries)
-        return [
+        every: tuple[str | None, ...] = queries.ids if queries is not None else (None,)
+        texts = dict(zip(queries.ids, queries.texts, strict=True)) if queries is not None else {}
+        own = rows.queries or [self._spec.query or ""] * len(rows.texts)
+        convicted = {shard.first_row + c.offset: c.error for c in lease.probe.convicted} if lease.probe else {}
+        keys = _Keys(with_queries=queries is not None)
+        failures = [
             replace(failure, query_id=query_id)
             for failure in rows.failures
-            for query_id in asked.get(failure.row, queries.ids)
+            for query_id in asked.get(failure.row, every)
         ]
+        for doc_id, row, document, query in zip(rows.doc_ids, rows.rows, rows.texts, own, strict=True):
+            for query_id in asked.get(row, every):
+                if row in convicted:
+                    failures.append(_dead(convicted[row], row, doc_id, query_id))
+                else:
+                    keys.add(doc_id, row, query_id, (query if query_id is None else texts[query_id], document))
+        return keys, failures
 
     def _publish(self, lease: Lease, keys: _Keys, scored: Scored, failures: list[Failure]) -> tuple[Footer, bool]:
         shard, spec = lease.shard, self._spec
@@ -202,7 +236,7 @@ class Worker:
         table = parts.make_rows(
             self._schema,
             doc_ids=[keys.doc_ids[i] for i in kept],
-            query_ids=[keys.query_ids[i] for i in kept] if keys.query_ids is not None else None,
+            query_ids=[str(keys.query_ids[i]) for i in kept] if keys.with_queries else None,
             model_version=spec.model_version,
             scores=scored.scores[index],
             label_scores=scored.label_scores[index] if scored.label_scores is not None else None,
@@ -253,13 +287,26 @@ class Worker:
         return self._failed(lease, error, barren=True)
 
 
-def _asked(shard: Shard, queries: QuerySet) -> dict[int | None, tuple[str, ...]]:
+def _asked(shard: Shard, queries: QuerySet | None) -> dict[int | None, tuple[str, ...]]:
     """Row in the file → the query ids that a redrive asks for, where it does not ask for all."""
-    only = shard.only or ()
+    if queries is None or shard.only is None or not shard.only_queries:
+        return {}
     return {
         shard.first_row + offset: queries.ids if wanted is None else wanted
-        for offset, wanted in zip(only, shard.only_queries, strict=False)
+        for offset, wanted in zip(shard.only, shard.only_queries, strict=True)
     }
+
+
+def _dead(error: ErrorReport, row: int, doc_id: DocId, query_id: str | None) -> Failure:
+    return Failure(
+        row=row,
+        doc_id=doc_id,
+        query_id=query_id,
+        stage=error.stage,
+        error_type=error.error_type,
+        message=error.message,
+        traceback=error.traceback,
+    )
 
 
 def _failures(keys: _Keys, scored: Scored) -> list[Failure]:
@@ -267,7 +314,7 @@ def _failures(keys: _Keys, scored: Scored) -> list[Failure]:
         Failure(
             row=keys.rows[f.index],
             doc_id=keys.doc_ids[f.index],
-            query_id=keys.query_ids[f.index] if keys.query_ids is not None else None,
+            query_id=keys.query_ids[f.index],
             stage=Stage(f.stage),
             error_type=f.error_type,
             message=f.message,
@@ -275,6 +322,25 @@ def _failures(keys: _Keys, scored: Scored) -> list[Failure]:
         )
         for f in scored.failures
     ]
+
+
+def join(calls: Sequence[Scored]) -> Scored:
+    """The scores of several calls, one after the other."""
+    if len(calls) == 1:
+        return calls[0]
+    starts = np.cumsum([0, *(len(call.scores) for call in calls)])
+    labels = [call.label_scores for call in calls if call.label_scores is not None]
+    return Scored(
+        scores=np.concatenate([call.scores for call in calls]),
+        label_scores=np.concatenate(labels) if labels else None,
+        n_tokens=np.concatenate([call.n_tokens for call in calls]),
+        truncated=np.concatenate([call.truncated for call in calls]),
+        failures=[
+            replace(failure, index=failure.index + int(start))
+            for call, start in zip(calls, starts, strict=False)
+            for failure in call.failures
+        ],
+    )
 
 
 def describe(error: BaseException, stage: Stage) -> ErrorReport:

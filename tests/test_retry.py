@@ -60,7 +60,7 @@ def test_backoff_full_jitter_spreads_over_the_whole_range() -> None:
     assert max(waits) > 7.5
 
 
-@pytest.mark.parametrize(("failed", "died", "spent"), [(0, 0, False), (2, 2, False), (3, 0, True), (0, 3, True)])
+@pytest.mark.parametrize(("failed", "died", "spent"), [(0, 0, False), (2, 49, False), (3, 0, True), (0, 50, True)])
 def test_exhausted_either_budget_spent_says_so(failed: int, died: int, spent: bool) -> None:
     history = History(state=ShardState.PENDING, failed=failed, died=died)
     assert exhausted(history, RetryPolicy()) is spent

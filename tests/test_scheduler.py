@@ -174,7 +174,7 @@ def test_scheduler_worker_died_charges_no_attempt() -> None:
     assert [(lease.attempt, lease.charged) for lease in bench.leases()] == [(1, 1), (2, 1)]
 
 
-def test_scheduler_killer_shard_is_dead_after_its_deaths_and_neighbours_are_scored() -> None:
+def test_scheduler_deaths_of_all_runs_spent_shard_is_dead_and_neighbours_are_scored() -> None:
     bench = Bench([a_shard(i) for i in range(4)], in_flight=2, policy=RetryPolicy(max_deaths=3, backoff_s=0.0))
     killer = bench.shards[0]
     bench.tick()
@@ -229,7 +229,7 @@ def test_scheduler_infrastructure_budget_spent_shard_is_dead() -> None:
     bench = Bench([a_shard(0)], policy=RetryPolicy(max_losses=4, backoff_s=0.0))
     bench.tick()
     for n in range(1, 5):
-        bench.pool.die(f"w{n}", loss=Loss.MEMORY)
+        bench.pool.die(f"w{n}", loss=Loss.NODE)
         bench.tick()
     assert bench.store.kinds(bench.shards[0]) == ["leased", "released"] * 4 + ["dead"]
 
@@ -378,7 +378,7 @@ def test_scheduler_resumed_attempts_go_on_counting() -> None:
     assert bench.store.kinds(shard)[-1] == "dead"
 
 
-@pytest.mark.parametrize("history", [{"failed": 3}, {"died": 3}])
+@pytest.mark.parametrize("history", [{"failed": 3}, {"died": 50}])
 def test_scheduler_budget_spent_in_earlier_runs_is_dead_without_a_lease(history: dict[str, int]) -> None:
     shard = a_shard(0)
     bench = Bench([shard], histories={shard.key: History(state=ShardState.PENDING, **history)})
