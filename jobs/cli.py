@@ -132,7 +132,7 @@ def summary(outcome: Any) -> list[str]:
             + _where_time_went(outcome.shares)
         )
     if outcome.message:
-        lines.append(outcome.message)
+        lines.append(outcome.message[0].upper() + outcome.message[1:])
     if outcome.dead:
         lines.append(f"Read the dead letters: rescore dlq list {outcome.output}")
     return lines

@@ -257,7 +257,7 @@ class _Driver:
             )
 
         placement = place()
-        spec = self._worker_spec(threads=max(1, int(placement.cpus)))
+        spec = self._worker_spec(device="cuda" if gpus else "cpu", threads=max(1, int(placement.cpus)))
         pool = ray_pool.RayPool(lambda worker: replace(spec, worker=worker), place)
         self._reporter.connected(cluster, str(placement), placement.count)
         scheduler = Scheduler(
@@ -408,7 +408,7 @@ class _Driver:
             backoff_max_s=retry.backoff_max_s,
         )
 
-    def _worker_spec(self, *, threads: int) -> WorkerSpec:
+    def _worker_spec(self, *, device: str, threads: int) -> WorkerSpec:
         return WorkerSpec(
             worker="",
             output=str(self._layout.root),
@@ -417,6 +417,7 @@ class _Driver:
             query=self._config.corpus.query,
             queries=self._queries,
             ranker=self._ranker,
+            device=device,
             threads=threads,
             model_version=self._model_version,
             epoch=self._plan.epoch,

@@ -132,7 +132,10 @@ class Reporter:
 class _Figures(ProgressColumn):
     def render(self, task: Task) -> Text:
         view: View | None = task.fields["view"]
-        return Text(_figures(view, task.fields["rate"]) if view else "starting workers")
+        if view is None or not view.workers:
+            return Text(f"starting {view.wanted} workers" if view else "starting workers")
+        done = view.scored + view.dead + view.in_flight
+        return Text(f"{done:,} of {view.expected:,} · {_figures(view, task.fields['rate'])}")
 
 
 def _line(view: View, rate: float) -> str:

@@ -48,6 +48,8 @@ class WorkerSpec:
     query: str | None
     queries: QuerySet | None
     ranker: RankerSpec
+    device: str
+    """cuda where the worker was given a GPU, else cpu: never what happens to be there."""
     threads: int
     model_version: str
     epoch: int
@@ -120,7 +122,7 @@ class Worker:
             if path not in sys.path:
                 sys.path.append(path)
         try:
-            self._ranker = load(self._spec.ranker, threads=self._spec.threads)
+            self._ranker = load(self._spec.ranker, threads=self._spec.threads, device=self._spec.device)
             if self._spec.label_scores and not self._ranker.label_scores:
                 raise RankerError("ranker.score_label is set, but this model has one label: remove the key")
         except Exception as e:
