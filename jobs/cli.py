@@ -132,7 +132,7 @@ def summary(outcome: Any) -> list[str]:
             + _where_time_went(outcome.shares)
         )
     if outcome.message:
-        lines.append(outcome.message[0].upper() + outcome.message[1:])
+        lines.append(f"rescore: {outcome.message}" if outcome.exit in (2, 4) else outcome.message)
     if outcome.dead:
         lines.append(f"Read the dead letters: rescore dlq list {outcome.output}")
     return lines

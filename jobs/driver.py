@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from jobs.config import Config, is_hub_id
 from jobs.progress import Reporter, View
 from jobs.retry import RetryPolicy
+from jobs.retry import table as retry_table
 from jobs.scheduler import Scheduler, StopKind, WorkerView
 from jobs.store import ManifestStore
 from jobs.worker import WorkerSpec
@@ -105,6 +106,7 @@ class _Driver:
         self._model_version = config.ranker.model_version
         self._corpus = _corpus_spec(config)
         self._interrupts = 0
+        self._pool: ray_pool.RayPool | None = None
         self._published, self._publish_cost = 0.0, 0.0
         self._scoring_seconds = 0.0
         self._scored_now = 0
@@ -137,6 +139,8 @@ class _Driver:
         finally:
             try:
                 self._end(outcome)
+                # Last: with a cluster that was killed around us, Ray can take a minute over this.
+                self._close_pool()
             except (OSError, ManifestError) as e:
                 self._reporter.note(f"The end of the run could not be recorded: {e}")
         return outcome
@@ -258,7 +262,7 @@ class _Driver:
 
         placement = place()
         spec = self._worker_spec(device="cuda" if gpus else "cpu", threads=max(1, int(placement.cpus)))
-        pool = ray_pool.RayPool(lambda worker: replace(spec, worker=worker), place)
+        self._pool = pool = ray_pool.RayPool(lambda worker: replace(spec, worker=worker), place)
         self._reporter.connected(cluster, str(placement), placement.count)
         scheduler = Scheduler(
             todo,
@@ -276,7 +280,6 @@ class _Driver:
             with self._signals(scheduler), self._reporter.live(self._plan):
                 return self._loop(scheduler, pool)
         finally:
-            pool.close()
             self._scoring_seconds += time.monotonic() - begun
             self._scored_now += scheduler.tally.scored
             for worker in scheduler.workers.values():
@@ -300,19 +303,21 @@ class _Driver:
                 sampled = time.monotonic()
                 cost = sampled - now
             self._publish(scheduler)
-        if scheduler.stop is not None or self._interrupts:
-            pool.close()
-            scheduler.abandon(scheduler.stop.message if scheduler.stop else "interrupted")
-        else:
-            scheduler.abandon("the run ended")
+        scheduler.abandon(scheduler.stop.message if scheduler.stop else "interrupted")
         if scheduler.stop is not None:
             exit_ = Exit.USAGE if scheduler.stop.kind is StopKind.REFUSED else Exit.BREAKER
             if scheduler.stop.traceback and exit_ is Exit.BREAKER:
                 log.error("%s", scheduler.stop.traceback)
             return exit_, "stopped", scheduler.stop.message
         if scheduler.unfinished:
-            return Exit.INTERRUPTED, "interrupted", "interrupted; the same command goes on from here"
+            return Exit.INTERRUPTED, "interrupted", "The same command goes on from here."
+        self._close_pool()
         return None
+
+    def _close_pool(self) -> None:
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
 
     def _sample(self, scheduler: Scheduler, pool: ray_pool.RayPool) -> None:
         counts = self._manifest.counts(self._model_version)
@@ -406,6 +411,9 @@ class _Driver:
             lease_s=retry.lease_s,
             backoff_s=retry.backoff_s,
             backoff_max_s=retry.backoff_max_s,
+            breaker_after=retry.breaker_after,
+            max_dead_fraction=retry.max_dead_fraction,
+            verdicts=retry_table(retry.transient, retry.permanent),
         )
 
     def _worker_spec(self, *, device: str, threads: int) -> WorkerSpec:

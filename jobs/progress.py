@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from shards.types import Plan
 
 _LINE_S = 5.0
+_WAIT_S = 30.0
 _WINDOW_S = 30.0
 
 
@@ -60,7 +61,7 @@ class Reporter:
         self._rate = Rate()
         self._bar: Progress | None = None
         self._lined = 0.0
-        self._waiting: str | None = None
+        self._waited = 0.0
 
     def note(self, text: str) -> None:
         """One line, now."""
@@ -116,14 +117,13 @@ class Reporter:
         """Show `view`; returns keys per second."""
         now = time.monotonic()
         rate = self._rate.update(now, view.scored + view.dead + view.in_flight)
-        if view.waiting and view.waiting != self._waiting and (not self._waiting or now - self._lined > _LINE_S):
+        if view.waiting and now - self._waited > _WAIT_S:
             self.note(view.waiting[0].upper() + view.waiting[1:])
-            self._lined = now
-        self._waiting = view.waiting
+            self._waited = self._lined = now
         if self._bar is not None:
             done = view.scored + view.dead + view.in_flight
             self._bar.update(self._bar.task_ids[0], completed=done, view=view, rate=rate)
-        elif now - self._lined > _LINE_S:
+        elif now - self._lined > _LINE_S and (view.workers or not view.waiting):
             self._lined = now
             self.note(_line(view, rate))
         return rate
