@@ -20,6 +20,8 @@ _MAX_DEATHS = 50
 _MAX_COLD_DEATHS = 5
 """In a row, before any document was touched: the shard cannot even be read."""
 _MAX_DISTURBANCES = 3
+_SINGLE_DEATHS = 2
+"""At batch size 1, after no document has killed alone, before the whole shard is dead."""
 
 
 class Step(StrEnum):
@@ -47,6 +49,7 @@ class Isolation:
     cold_deaths: int = 0
     confirmations: int = 0
     needed: int = 1
+    single_deaths: int = 0
     convicted: list[Conviction] = field(default_factory=list)
 
     @property
@@ -100,7 +103,10 @@ class Isolation:
             case Step.FINAL:
                 self.step = Step.SINGLE
             case Step.SINGLE:
-                return False
+                # A whole shard is in flight much longer than a document, so a kill from outside hits it more
+                # often: each death elsewhere excuses one here, without a limit.
+                self.single_deaths += 1
+                return self.single_deaths < _SINGLE_DEATHS + disturbances
         return True
 
     def _convict(self, error: ErrorReport) -> None:

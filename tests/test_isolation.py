@@ -8,11 +8,16 @@ from random import Random
 
 import pytest
 
-from jobs.protocol import Lease, Loss, Probed
+from jobs.isolation import Isolation
+from jobs.protocol import ErrorReport, Lease, Loss, Probed
 from jobs.retry import RetryPolicy
 from jobs.scheduler import Scheduler
-from shards.types import Footer, History, Shard, ShardKey, ShardState
+from shards.types import Footer, History, Shard, ShardKey, ShardState, Stage
 from tests.fakes import FakeClock, FakePool, FakeStore, a_footer, a_shard
+
+AN_ERROR = ErrorReport(
+    error_type="WorkerDied", bases=("WorkerDied",), message="killed", traceback="", stage=Stage.WORKER
+)
 
 
 @dataclass
@@ -206,6 +211,16 @@ def test_isolation_worker_killed_from_outside_convicts_nobody() -> None:
     assert world.scheduler.finished
     assert world.convicted(0) == set()
     assert world.kinds(0)[-1] == "done"
+
+
+@pytest.mark.parametrize(("elsewhere", "here"), [(0, 1), (3, 4)])
+def test_isolation_worker_killed_from_outside_at_the_last_step_condemns_no_shard(elsewhere: int, here: int) -> None:
+    search = Isolation(range(2), undisturbed=0)
+    while not search.next().whole:
+        search.survived()
+    assert search.next().single
+    assert all(search.died(AN_ERROR, disturbances=elsewhere) for _ in range(here))
+    assert not search.died(AN_ERROR, disturbances=elsewhere)
 
 
 def test_isolation_node_lost_during_the_search_accuses_nobody() -> None:

@@ -1,0 +1,1 @@
+"""Kill everything, at random, for real: see `python -m tests.chaos --help`."""
