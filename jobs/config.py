@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from shards.errors import UsageError
 
@@ -19,6 +19,18 @@ class ConfigError(UsageError):
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+
+def _class_name(value: str) -> str:
+    if not value.isidentifier():
+        # Only the class's own name travels with an error: a dotted one would never match.
+        raise ValueError(
+            f"{value!r} is no name of an exception class; write ThrottlingError, not errors.ThrottlingError"
+        )
+    return value
+
+
+ExceptionName = Annotated[str, AfterValidator(_class_name)]
 
 
 class Corpus(_Section):
@@ -155,6 +167,27 @@ class Retry(_Section):
     dead_letters_ok: Annotated[int, Field(ge=0)] = Field(
         default=0, description="Up to this many dead letters, the exit code is 0 instead of 3."
     )
+    transient: tuple[ExceptionName, ...] = Field(
+        default=(), description="Names of exception classes that may pass: the shard is tried again."
+    )
+    permanent: tuple[ExceptionName, ...] = Field(
+        default=(), description="Names of exception classes that will not pass: the shard is dead at once."
+    )
+    breaker_after: Annotated[int, Field(ge=1)] | None = Field(
+        default=5,
+        description="Failures in a row, with nothing ever succeeding, after which the run stops; null: never.",
+    )
+    max_dead_fraction: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        default=0.5,
+        description="The run stops when more than this share of the documents it has judged is dead; null: never.",
+    )
+
+    @model_validator(mode="after")
+    def _one_verdict(self) -> Retry:
+        both = sorted(set(self.transient) & set(self.permanent))
+        if both:
+            raise ValueError(f"a name cannot be both transient and permanent: {', '.join(both)}")
+        return self
 
 
 class Config(_Section):

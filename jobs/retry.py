@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import errno
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from random import Random
 
@@ -21,8 +22,7 @@ class Verdict(StrEnum):
     FATAL = "fatal"
 
 
-# Looked up by the names of the exception's classes, most specific first; the first hit decides.
-_VERDICTS: dict[str, Verdict] = {
+TABLE: Mapping[str, Verdict] = {
     # The data: it would fail the same way again.
     "ShardUnreadable": Verdict.PERMANENT,
     "CorpusChanged": Verdict.PERMANENT,
@@ -37,18 +37,32 @@ _VERDICTS: dict[str, Verdict] = {
     # Whatever nobody thought of gets its attempts before it becomes a dead letter.
     "Exception": Verdict.TRANSIENT,
 }
+"""Looked up by the names of the exception's classes, most specific first; the first hit decides.
+docs/operations.md explains it row by row."""
 
-# Writing meets these when the output's disk is full or not ours to write: every shard would meet them.
-_FATAL_WRITES = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
+FATAL_WRITES = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM})
+"""Writing meets these when the output's disk is full or not ours to write: every shard would meet them."""
 
 
-def classify(error: ErrorReport) -> Verdict:
-    """Whose failure this is. See the table above; unknown errors are transient."""
-    if error.stage is Stage.WRITE and error.errno in _FATAL_WRITES:
+def table(transient: Iterable[str] = (), permanent: Iterable[str] = ()) -> Mapping[str, Verdict]:
+    """The table with the user's names laid over it: under the same name, theirs win."""
+    return {
+        **TABLE,
+        **dict.fromkeys(transient, Verdict.TRANSIENT),
+        **dict.fromkeys(permanent, Verdict.PERMANENT),
+    }
+
+
+def classify(error: ErrorReport, verdicts: Mapping[str, Verdict] = TABLE) -> Verdict:
+    """Whose failure this is, by `TABLE` or the user's `table`; unknown errors are transient.
+
+    An output that cannot be written is no row of it: nobody may decide to go on there.
+    """
+    if error.stage is Stage.WRITE and error.errno in FATAL_WRITES:
         return Verdict.FATAL
     for name in error.bases:
-        if name in _VERDICTS:
-            return _VERDICTS[name]
+        if name in verdicts:
+            return verdicts[name]
     return Verdict.TRANSIENT
 
 
@@ -64,8 +78,13 @@ class RetryPolicy:
     lease_s: float = 120.0
     backoff_s: float = 1.0
     backoff_max_s: float = 60.0
-    breaker_after: int = 5
-    """Shards in a row that fail, with none ever succeeding, before the run stops."""
+    max_starts: int = 5
+    """Workers in a row that cannot start, with none running, before the run stops."""
+    breaker_after: int | None = 5
+    """Failures in a row, with nothing ever succeeding, before the run stops; None: never."""
+    max_dead_fraction: float | None = 0.5
+    """Share of the documents judged in this run that may be dead; None: any."""
+    verdicts: Mapping[str, Verdict] = field(default_factory=lambda: TABLE)
 
 
 def backoff(failures: int, policy: RetryPolicy, random: Random) -> float:
@@ -81,3 +100,25 @@ def backoff(failures: int, policy: RetryPolicy, random: Random) -> float:
 def exhausted(history: History, policy: RetryPolicy) -> bool:
     """Whether a shard's budget is spent."""
     return history.failed >= policy.max_attempts or history.died >= policy.max_deaths
+
+
+def streak_limit(policy: RetryPolicy, *, trusted: bool) -> int | None:
+    """Hopeless shards in a row, with no success among them, at which the run stops; None: never.
+
+    Where something has succeeded before, the model works and a run of bad shards may be just that: the
+    limit is four times as high.
+    """
+    if policy.breaker_after is None:
+        return None
+    return 4 * policy.breaker_after if trusted else policy.breaker_after
+
+
+MEANT_KEYS, MEANT_SHARDS = 1000, 5
+"""The first documents of a corpus are no sample of it: a share says nothing before so many are judged."""
+
+
+def too_many_dead(*, dead: int, judged: int, shards: int, policy: RetryPolicy) -> bool:
+    """Whether `dead` of `judged` keys, in `shards` shards, say that something is wrong with all of it."""
+    if policy.max_dead_fraction is None or judged < MEANT_KEYS or shards < MEANT_SHARDS:
+        return False
+    return dead > policy.max_dead_fraction * judged

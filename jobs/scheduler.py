@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import heapq
 import logging
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from random import Random
+from typing import TypeVar
 
 from jobs.isolation import Isolation
 from jobs.protocol import (
@@ -34,9 +35,20 @@ from jobs.protocol import (
     WorkerId,
     WorkerInfo,
 )
-from jobs.retry import RetryPolicy, Verdict, backoff, classify, exhausted
+from jobs.retry import RetryPolicy, Verdict, backoff, classify, exhausted, streak_limit, too_many_dead
 from jobs.spans import Spans
-from shards.types import Event, EventKind, Failure, Footer, History, Shard, ShardKey, ShardState, Stage
+from shards.types import (
+    CHARGE_RETURNED,
+    Event,
+    EventKind,
+    Failure,
+    Footer,
+    History,
+    Shard,
+    ShardKey,
+    ShardState,
+    Stage,
+)
 
 log = logging.getLogger("rescore")
 
@@ -93,6 +105,43 @@ class Tally:
     stale: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Charge:
+    """An event that was charged to a shard (or made it a suspect while no worker had ever scored anything),
+    and that the breaker may take back."""
+
+    kind: EventKind
+    lease: Lease
+    worker: WorkerInfo
+
+
+@dataclass(frozen=True, slots=True)
+class _Hopeless:
+    """Why a shard is to be dead, once it is known that its neighbours are not all like it."""
+
+    failure: Failure
+    worker: str
+
+
+@dataclass(slots=True)
+class _Judged:
+    """What this run has given a verdict on, in keys; redriven documents apart, which were dead before."""
+
+    keys: int = 0
+    dead: int = 0
+    shards: int = 0
+    causes: Counter[str] = field(default_factory=Counter)
+    samples: dict[str, Failure] = field(default_factory=dict)
+
+    def add(self, footer: Footer) -> None:
+        self.keys += footer.expected
+        self.dead += footer.dead
+        self.shards += 1
+        for failure in footer.failures:
+            self.causes[failure.error_type] += footer.expected if footer.whole else 1
+            self.samples[failure.error_type] = failure
+
+
 class Scheduler:
     """Drives `shards` to done or dead on the workers of `pool`.
 
@@ -130,6 +179,10 @@ class Scheduler:
         self._unfinished = set(self._shards)
         self._events: list[Event] = []
         self._streak = 0
+        self._streak_errors: deque[ErrorReport] = deque(maxlen=100)
+        self._charges: list[_Charge] = []
+        self._hopeless: dict[ShardKey, _Hopeless] = {}
+        self._judged = _Judged()
         self._start_failures = 0
         self._last_tick = clock.monotonic()
         self.workers: dict[WorkerId, WorkerView] = {}
@@ -196,6 +249,7 @@ class Scheduler:
                 self._record(EventKind.RELEASED, lease, worker=worker.info, message=reason)
             worker.held.clear()
             worker.progress.clear()
+        self._give_back(reason)
         self._commit()
 
     # -- one tick ------------------------------------------------------------------------------------
@@ -205,6 +259,7 @@ class Scheduler:
         for event in self._pool.poll(timeout_s):
             self._handle(event)
         self._expire(timeout_s)
+        self._settle()
         leases = [] if self.draining or self.stop else self._assign()
         self._commit()
         asks, self._asks = self._asks, []
@@ -273,9 +328,9 @@ class Scheduler:
             self.tally.shards_dead += 1
         else:
             self.tally.shards_done += 1
+        self._mind_dead(shard, footer)
         if footer.scored:
-            self.trusted = True
-            self._streak = 0
+            self._on_success()
 
     def _on_failed(self, event: Failed, lease: Lease, worker: WorkerInfo) -> None:
         if event.barren:
@@ -283,7 +338,7 @@ class Scheduler:
             self._record(EventKind.RELEASED, lease, worker=worker, error=event.error)
             self._mind_streak(event.error, what="every document of a shard failed while scoring")
             return
-        verdict = classify(event.error)
+        verdict = classify(event.error, self._policy.verdicts)
         if verdict is Verdict.FATAL:
             kind = StopKind.REFUSED if "RankerError" in event.error.bases else StopKind.FATAL
             self._record(EventKind.RELEASED, lease, worker=worker, error=event.error)
@@ -294,24 +349,122 @@ class Scheduler:
             return
         history = replace(self._histories[lease.key], failed=self._histories[lease.key].failed + 1)
         self._histories[lease.key] = history
-        self._record(EventKind.FAILED, lease, worker=worker, error=event.error)
-        if verdict is Verdict.PERMANENT or exhausted(history, self._policy):
-            self._bury(lease.shard, _failure(lease.shard, event.error), worker=worker.worker)
-        else:
+        self._charge(EventKind.FAILED, lease, worker, event.error)
+        if verdict is Verdict.PERMANENT:
+            self._give_up(lease.shard, event.error, worker=worker.worker)
+        elif not exhausted(history, self._policy):
             self._try_again(lease.key)
+        elif event.error.stage is Stage.WRITE and event.error.errno is not None:
+            # The documents have their scores, and the disk will not take them: no dead letters for that.
+            self._halt(StopKind.FATAL, event.error, event.error.message)
+        else:
+            self._give_up(lease.shard, event.error, worker=worker.worker, passing=True)
         self._mind_streak(event.error, what="shard after shard failed")
 
-    def _mind_streak(self, error: ErrorReport, *, what: str) -> None:
-        """The circuit breaker: failures in a row, and nothing has ever succeeded."""
-        self._streak += 1
-        only_barren = len(self._barren) == len(self._unfinished)
-        if not self.trusted and (self._streak >= self._policy.breaker_after or only_barren):
-            self._halt(StopKind.BREAKER, error, f"{what}, {self._streak} in a row and none succeeded")
+    # -- the circuit breaker -------------------------------------------------------------------------
 
-    def _halt(self, kind: StopKind, error: ErrorReport, message: str) -> None:
+    def _on_success(self) -> None:
+        """Documents were scored: the ranker works, and what failed before failed by itself."""
+        self.trusted = True
+        self._streak = 0
+        self._streak_errors.clear()
+        self._charges.clear()
+        self._bury_hopeless()
+
+    def _mind_streak(self, error: ErrorReport, *, what: str) -> None:
+        """Failures in a row, and nothing has ever succeeded."""
+        self._streak += 1
+        self._streak_errors.append(error)
+        limit = streak_limit(self._policy, trusted=False)
+        if not self.trusted and limit is not None and self._streak >= limit:
+            cause, count = _most_common(self._streak_errors)
+            self._halt(
+                StopKind.BREAKER,
+                cause,
+                f"{what}, {self._streak} in a row and none succeeded ({count} by this cause)",
+            )
+
+    def _mind_dead(self, shard: Shard, footer: Footer) -> None:
+        """The share of the dead among what was judged."""
+        if shard.generation:
+            return
+        judged = self._judged
+        judged.add(footer)
+        if self._unfinished and too_many_dead(
+            dead=judged.dead, judged=judged.keys, shards=judged.shards, policy=self._policy
+        ):
+            name, count = judged.causes.most_common(1)[0]
+            self._halt(
+                StopKind.BREAKER,
+                judged.samples[name],
+                f"{judged.dead:,} of the {judged.keys:,} documents judged in this run are dead, more than "
+                f"retry.max_dead_fraction ({self._policy.max_dead_fraction:g}) lets pass; {count:,} of them",
+            )
+
+    def _give_up(self, shard: Shard, error: ErrorReport, *, worker: str, passing: bool = False) -> None:
+        """The shard's budget is spent: it is dead, unless its neighbours are about to show that it is not
+        to blame. `passing`: by something that might have passed, which a whole storage system can have."""
+        failure = _failure(shard, error)
+        limit = streak_limit(self._policy, trusted=self.trusted)
+        if limit is None or (self.trusted and not passing):
+            self._bury(shard, failure, worker=worker)
+            return
+        self._hopeless[shard.key] = _Hopeless(failure, worker)
+        if len(self._hopeless) >= limit:
+            cause, count = _most_common([item.failure for item in self._hopeless.values()])
+            self._halt(
+                StopKind.BREAKER,
+                cause,
+                f"{len(self._hopeless)} shards in a row failed for good and none succeeded ({count} by this cause)",
+            )
+
+    def _settle(self) -> None:
+        """Where nothing is left but shards that failed, no neighbour can speak for them any more."""
+        if self.stop is not None or len(self._hopeless) + len(self._barren) < len(self._unfinished):
+            return
+        if self._hopeless and not self._barren:
+            self._bury_hopeless()
+        elif self._barren and not self.trusted:
+            cause, _ = _most_common(self._streak_errors)
+            self._halt(StopKind.BREAKER, cause, "every document of all shards that are left failed while scoring")
+
+    def _bury_hopeless(self) -> None:
+        hopeless, self._hopeless = self._hopeless, {}
+        for key, item in hopeless.items():
+            self._bury(self._shards[key], item.failure, worker=item.worker)
+
+    def _charge(self, kind: EventKind, lease: Lease, worker: WorkerInfo, error: ErrorReport) -> None:
+        self._record(kind, lease, worker=worker, error=error)
+        self._charges.append(_Charge(kind, lease, worker))
+
+    def _give_back(self, reason: str) -> None:
+        """After a stop: what was charged since the last success; a plain rerun then has a full budget. Else,
+        where shards are hopeless and not yet dead: the last try of each, so that the next run can say why."""
+        charges = [charge for charge in self._charges if charge.lease.key in self._unfinished]
         if self.stop is None:
-            cause = "" if message == error.message else f": {error.error_type}: {error.message}"
-            self.stop = Stop(kind=kind, message=message + cause, traceback=error.traceback)
+            charges = list(
+                {charge.lease.key: charge for charge in charges if charge.lease.key in self._hopeless}.values()
+            )
+        for charge in charges:
+            self._events.append(
+                Event(
+                    kind=EventKind.RELEASED,
+                    shard_id=charge.lease.shard.shard_id,
+                    generation=charge.lease.shard.generation,
+                    attempt=charge.lease.attempt,
+                    worker=charge.worker.worker,
+                    node=charge.worker.node,
+                    error_type=CHARGE_RETURNED[charge.kind],
+                    message=f"given back: {reason}",
+                )
+            )
+        self._charges.clear()
+        self._hopeless.clear()
+
+    def _halt(self, kind: StopKind, cause: ErrorReport | Failure, message: str) -> None:
+        if self.stop is None:
+            words = "" if message == cause.message else f": {cause.error_type}: {cause.message}"
+            self.stop = Stop(kind=kind, message=message + words, traceback=cause.traceback)
 
     # -- workers that go -----------------------------------------------------------------------------
 
@@ -323,7 +476,7 @@ class Scheduler:
 
     def _mind_starts(self, error: ErrorReport) -> None:
         self._start_failures += 1
-        if self._start_failures >= self._policy.breaker_after and not self.workers:
+        if self._start_failures >= self._policy.max_starts and not self.workers:
             self._halt(StopKind.BREAKER, error, f"{self._start_failures} workers in a row could not start")
 
     def _on_died(self, event: Died) -> None:
@@ -390,7 +543,10 @@ class Scheduler:
         one dies too, its documents are searched."""
         key = lease.key
         self._histories[key] = history = replace(self._histories[key], died=self._histories[key].died + 1)
-        self._record(kind, lease, worker=worker, error=error)
+        if self.trusted:
+            self._record(kind, lease, worker=worker, error=error)
+        else:
+            self._charge(kind, lease, worker, error)
         self.tally.retries += 1
         search = self._isolations.get(key)
         if search is not None:
@@ -402,7 +558,7 @@ class Scheduler:
         if goes_on and not exhausted(history, self._policy):
             self._suspects.append(key)
         else:
-            self._bury(lease.shard, _failure(lease.shard, error), worker=worker.worker)
+            self._give_up(lease.shard, error, worker=worker.worker)
 
     def _isolate(self, shard: Shard) -> None:
         offsets = shard.only if shard.only is not None else range(shard.rows)
@@ -424,7 +580,7 @@ class Scheduler:
         if lease.key in self._isolations:
             self._isolations[lease.key].interrupted()
         if len(losses) >= self._policy.max_losses:
-            self._bury(lease.shard, _failure(lease.shard, error), worker=worker.worker)
+            self._give_up(lease.shard, error, worker=worker.worker, passing=True)
         elif losses.count(Loss.MEMORY) == _MAX_MEMORY_KILLS and lease.key not in self._isolations:
             self._isolate(lease.shard)
             self._suspects.append(lease.key)
@@ -552,6 +708,16 @@ class Scheduler:
         if self._events:
             events, self._events = self._events, []
             self._store.commit(events)
+
+
+T = TypeVar("T", ErrorReport, Failure)
+
+
+def _most_common(errors: Collection[T]) -> tuple[T, int]:
+    """The last error of the type that most of them have, and how many have it."""
+    last = {error.error_type: error for error in errors}
+    name, count = Counter(error.error_type for error in errors).most_common(1)[0]
+    return last[name], count
 
 
 def _failure(shard: Shard, error: ErrorReport) -> Failure:

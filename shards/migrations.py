@@ -103,7 +103,24 @@ SELECT l.id, l.model_version, l.epoch, l.shard_id, l.generation, l.doc_id, l.que
 FROM standing l LEFT JOIN judged j ON j.id = l.id;
 """
 
-STEPS: tuple[str, ...] = (_FIRST,)
+# The circuit breaker takes back what it charged to shards that were not to blame: `CHARGE_RETURNED`.
+_RETURNED = """
+CREATE OR REPLACE VIEW last_events AS
+SELECT model_version, epoch, shard_id, generation, max(seq) AS seq, arg_max(kind, seq) AS kind,
+       arg_max(worker, seq) AS worker, arg_max(scored, seq) AS scored, arg_max(dead, seq) AS dead,
+       arg_max(happened_at, seq) AS happened_at, coalesce(max(attempt) FILTER (kind = 'leased'), 0) AS attempts,
+       count(*) FILTER (kind = 'failed')
+         - count(*) FILTER (kind = 'released' AND error_type = 'FailureReturned') AS failed,
+       count(*) FILTER (kind IN ('died', 'hung'))
+         - count(*) FILTER (kind = 'released' AND error_type = 'DeathReturned') AS died,
+       count(*) FILTER (kind = 'released' AND error_type NOT IN ('FailureReturned', 'DeathReturned')) AS released,
+       count(*) FILTER (kind = 'released' AND error_type = 'DriverDied') AS voided,
+       min(happened_at) FILTER (kind = 'leased') AS first_leased_at,
+       min(happened_at) FILTER (kind IN ('failed', 'died', 'hung')) AS first_failed_at
+FROM events GROUP BY model_version, epoch, shard_id, generation;
+"""
+
+STEPS: tuple[str, ...] = (_FIRST, _RETURNED)
 """Step i leads from schema version i to i + 1. Steps are never edited once released; new ones are added."""
 
 

@@ -170,7 +170,13 @@ class Binding:
 
 
 class EventKind(StrEnum):
-    """What happened to a shard. The last event of a shard decides its state."""
+    """What happened to a shard. The last event of a shard decides its state.
+
+    leased: a worker has it. done, dead: its part is published. failed: an attempt is charged to it. died,
+    hung: its worker did while holding it. redriven: it was ordered again. released: a lease ended without a
+    verdict and is charged to nobody; or, with an error_type of `CHARGE_RETURNED`, what was charged to the
+    same attempt earlier is taken back, because the circuit breaker found that the shard was not to blame.
+    """
 
     LEASED = "leased"
     DONE = "done"
@@ -204,6 +210,14 @@ STATE_AFTER: Mapping[EventKind, ShardState] = {
 }
 
 
+CHARGE_RETURNED: Mapping[EventKind, str] = {
+    EventKind.FAILED: "FailureReturned",
+    EventKind.DIED: "DeathReturned",
+    EventKind.HUNG: "DeathReturned",
+}
+"""The error_type of a RELEASED event that takes a charge back; the manifest's counts subtract them."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
     """One line of a shard's history. `footer` comes with DONE and DEAD: the verdict that was published."""
@@ -229,9 +243,9 @@ class History:
     attempts: int = 0
     """The last attempt number that was leased; the next is one more."""
     failed: int = 0
-    """Attempts charged to the shard."""
+    """Attempts charged to the shard, without those that were given back."""
     died: int = 0
-    """Workers that died or hung while they held the shard."""
+    """Workers that died or hung while they held the shard, without those that were given back."""
     released: int = 0
     """Leases that ended without a verdict and were charged to nobody (infrastructure, a drain, a lost part)."""
     voided: int = 0

@@ -48,7 +48,21 @@ def a_shard(
     )
 
 
-def a_footer(shard: Shard, *, dead: int = 0, whole: bool = False, attempt: int = 1, worker: str = "w1") -> Footer:
+def a_failure(error_type: str) -> Failure:
+    return Failure(
+        row=0, doc_id="d0", stage=Stage.READ, error_type=error_type, message="it broke", traceback="Traceback …"
+    )
+
+
+def a_footer(
+    shard: Shard,
+    *,
+    dead: int = 0,
+    whole: bool = False,
+    attempt: int = 1,
+    worker: str = "w1",
+    failures: tuple[Failure, ...] = (),
+) -> Footer:
     return Footer(
         model_version="mv",
         epoch=1,
@@ -64,7 +78,7 @@ def a_footer(shard: Shard, *, dead: int = 0, whole: bool = False, attempt: int =
         expected=shard.docs,
         scored=0 if whole else shard.docs - dead,
         dead=shard.docs if whole else dead,
-        failures=(),
+        failures=failures or ((a_failure("Fake"),) if dead or whole else ()),
         whole=whole,
         run=1,
         attempt=attempt,
@@ -97,7 +111,8 @@ class FakeStore:
         return self.parts.get(shard.key)
 
     def bury(self, shard: Shard, failure: Failure, *, attempt: int, attempts: int, worker: str) -> Footer:
-        return self.parts.setdefault(shard.key, a_footer(shard, whole=True, attempt=attempt, worker=worker))
+        footer = a_footer(shard, whole=True, attempt=attempt, worker=worker, failures=(failure,))
+        return self.parts.setdefault(shard.key, footer)
 
     def kinds(self, shard: Shard) -> list[str]:
         """The shard's history, as names of events."""

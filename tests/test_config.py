@@ -51,6 +51,9 @@ def test_load_config_least_one_gets_the_defaults(tmp_path: Path) -> None:
         (changed(ranker={"checkpoint": None}), ["ranker", "needs a checkpoint"]),
         (changed(ranker={"kind": "custom"}), ["ranker", "class"]),
         (changed(ranker={"options": {"a": 1}}), ["ranker", "custom"]),
+        (changed(retry={"transient": ["botocore.errors.Throttled"]}), ["retry.transient", "exception class"]),
+        (changed(retry={"transient": ["A", "B"], "permanent": ["B"]}), ["retry", "both transient and permanent: B"]),
+        (changed(retry={"max_dead_fraction": 1.5}), ["retry.max_dead_fraction", "less than or equal to 1"]),
         ({"corpus": GOOD["corpus"], "ranker": GOOD["ranker"]}, ["output", "missing"]),
         ("corpus: [", ["line", "not valid YAML"]),
         ("- a list", ["must be a mapping"]),
@@ -64,6 +67,14 @@ def test_load_config_mistake_is_one_line_that_names_it(tmp_path: Path, data: Any
     assert "\n" not in message
     for text in [path, *says]:
         assert text in message
+
+
+def test_load_config_retry_lists_and_switched_off_breakers(tmp_path: Path) -> None:
+    retry = {"transient": ["Throttled"], "permanent": ["Gone"], "breaker_after": None, "max_dead_fraction": None}
+    config = load_config(write(tmp_path, changed(retry=retry)))
+    assert (config.retry.transient, config.retry.permanent) == (("Throttled",), ("Gone",))
+    assert config.retry.breaker_after is None
+    assert config.retry.max_dead_fraction is None
 
 
 def test_load_config_no_such_file_says_so(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from shards import migrations, parts
 from shards.errors import ManifestError
 from shards.manifest import Manifest
 from shards.orders import read_orders
-from shards.types import EventKind, QuerySet, ShardState
+from shards.types import CHARGE_RETURNED, EventKind, QuerySet, ShardState
 from shards.verify import verify
 from tests.outputs import NOW, Output, event, make_output, verdict, write_corpus
 
@@ -87,6 +87,19 @@ def test_histories_count_what_a_budget_was_spent_on(output: Output) -> None:
         untouched = manifest.histories("m1")[shards[1].key]
         assert (untouched.attempts, untouched.first_leased_at) == (0, None)
         assert len(manifest.histories("m1")) == 8
+
+
+def test_histories_charge_that_was_given_back_does_not_count(output: Output) -> None:
+    with output.open() as manifest:
+        run, _, shards = output.start(manifest)
+        for attempt, kind in enumerate((EventKind.FAILED, EventKind.FAILED, EventKind.HUNG), 1):
+            manifest.commit(run, [event(EventKind.LEASED, shards[0], attempt=attempt)])
+            manifest.commit(run, [event(kind, shards[0], attempt=attempt)])
+        for attempt, name in ((2, CHARGE_RETURNED[EventKind.FAILED]), (3, CHARGE_RETURNED[EventKind.HUNG])):
+            manifest.commit(run, [event(EventKind.RELEASED, shards[0], attempt=attempt, error_type=name)])
+        history = manifest.histories("m1")[shards[0].key]
+    assert history.state is ShardState.PENDING
+    assert (history.attempts, history.failed, history.died, history.released) == (3, 1, 0, 0)
 
 
 def test_commit_counts_follow_events(output: Output) -> None:
@@ -465,7 +478,7 @@ def test_migrations_a_step_is_applied_once_and_recorded(output: Output, monkeypa
     for _ in range(2):
         output.open().close()
     versions = rows(output.layout.live, "SELECT version FROM schema_version ORDER BY version")
-    assert versions == [(1,), (2,)]
+    assert versions == [(number,) for number in range(1, len(migrations.STEPS) + 1)]
     assert rows(output.layout.live, "SELECT more FROM runs") == [(None,)]
 
 

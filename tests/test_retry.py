@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.retry import RetryPolicy, Verdict, backoff, classify, exhausted
+from jobs.retry import RetryPolicy, Verdict, backoff, classify, exhausted, streak_limit, table, too_many_dead
 from jobs.worker import describe
 from ranker.errors import DeviceBroken, RankerError
 from shards.errors import CorpusChanged, ShardUnreadable
@@ -64,3 +64,41 @@ def test_backoff_full_jitter_spreads_over_the_whole_range() -> None:
 def test_exhausted_either_budget_spent_says_so(failed: int, died: int, spent: bool) -> None:
     history = History(state=ShardState.PENDING, failed=failed, died=died)
     assert exhausted(history, RetryPolicy()) is spent
+
+
+def test_classify_users_name_wins_over_the_same_name_and_loses_to_a_more_specific_one() -> None:
+    verdicts = table(transient=["ArrowInvalid"], permanent=["OSError", "LookupError"])
+    assert classify(describe(FileNotFoundError(), Stage.READ), verdicts) is Verdict.PERMANENT
+    assert classify(describe(KeyError(), Stage.SCORE), verdicts) is Verdict.PERMANENT
+    assert classify(describe(ValueError(), Stage.SCORE), verdicts) is Verdict.TRANSIENT
+    assert classify(describe(CorpusChanged("a"), Stage.READ), table(transient=["Exception"])) is Verdict.PERMANENT
+
+
+def test_classify_full_disk_cannot_be_talked_away() -> None:
+    verdicts = table(transient=["OSError"])
+    assert classify(describe(OSError(errno.ENOSPC, "full"), Stage.WRITE), verdicts) is Verdict.FATAL
+
+
+@pytest.mark.parametrize(
+    ("dead", "judged", "shards", "fraction", "stop"),
+    [
+        (999, 999, 9, 0.5, False),  # too few documents to mean it
+        (1000, 1000, 4, 0.5, False),  # too few shards
+        (500, 1000, 5, 0.5, False),
+        (501, 1000, 5, 0.5, True),
+        (1, 1000, 5, 0.0, True),
+        (9000, 9000, 9, 1.0, False),
+        (9000, 9000, 9, None, False),
+    ],
+)
+def test_too_many_dead_needs_enough_documents_to_mean_it(
+    dead: int, judged: int, shards: int, fraction: float | None, stop: bool
+) -> None:
+    policy = RetryPolicy(max_dead_fraction=fraction)
+    assert too_many_dead(dead=dead, judged=judged, shards=shards, policy=policy) is stop
+
+
+def test_streak_limit_is_higher_where_something_has_succeeded() -> None:
+    assert streak_limit(RetryPolicy(breaker_after=3), trusted=False) == 3
+    assert streak_limit(RetryPolicy(breaker_after=3), trusted=True) == 12
+    assert streak_limit(RetryPolicy(breaker_after=None), trusted=False) is None

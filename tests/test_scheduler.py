@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from random import Random
 
 import pytest
 
-from jobs.protocol import Done, Lease, Loss, Refused
-from jobs.retry import RetryPolicy
+from jobs.protocol import Done, ErrorReport, Lease, Loss, Refused
+from jobs.retry import RetryPolicy, table
 from jobs.scheduler import Scheduler, StopKind
 from shards.types import EventKind, History, Shard, ShardKey, ShardState, Stage
-from tests.fakes import FakeClock, FakePool, FakeStore, a_footer, a_shard, an_error
+from tests.fakes import FakeClock, FakePool, FakeStore, a_failure, a_footer, a_shard, an_error
 
 
 class Bench:
@@ -334,7 +335,7 @@ def test_scheduler_ranker_refused_stops_as_the_users_mistake() -> None:
 
 
 def test_scheduler_workers_that_never_start_open_the_breaker() -> None:
-    bench = Bench([a_shard(0)], workers=0, policy=RetryPolicy(breaker_after=3))
+    bench = Bench([a_shard(0)], workers=0, policy=RetryPolicy(max_starts=3))
     for n in range(3):
         assert bench.scheduler.stop is None
         bench.pool.die(f"w{n}")
@@ -405,3 +406,186 @@ def test_scheduler_commit_fails_nothing_is_sent() -> None:
     with pytest.raises(OSError, match="disk full"):
         bench.tick()
     assert bench.pool.submitted == []
+
+
+# -- the circuit breaker: what it waits for, and what it gives back ------------------------------
+
+
+def returned(bench: Bench) -> list[tuple[str, int]]:
+    """(error_type, attempt) of every charge that was taken back."""
+    return [(e.error_type, e.attempt) for e in bench.store.events if e.error_type.endswith("Returned")]
+
+
+def fail_all(bench: Bench, error: ErrorReport, *, ticks: int = 200) -> None:
+    """Every lease fails, until the run stops or ends; then as the driver does."""
+    bench.tick()
+    answered = 0
+    for _ in range(ticks):
+        if bench.scheduler.stop is not None or bench.scheduler.finished:
+            break
+        for n in range(answered, len(bench.pool.submitted)):
+            bench.pool.fail(n, error=error)
+        answered = len(bench.pool.submitted)
+        bench.tick(after_s=1.0)
+    bench.scheduler.abandon("the run stopped")
+
+
+def test_breaker_streak_gives_every_attempt_back_and_buries_nothing() -> None:
+    bench = Bench([a_shard(i) for i in range(50)], workers=2, in_flight=2, trusted=False)
+    fail_all(bench, an_error("FileNotFoundError", message="/corpus/a.parquet"))
+    assert bench.scheduler.stop is not None
+    assert "in a row and none succeeded" in bench.scheduler.stop.message
+    assert "FileNotFoundError: /corpus/a.parquet" in bench.scheduler.stop.message
+    failed = [e.attempt for e in bench.store.events if e.kind is EventKind.FAILED]
+    assert len(failed) >= 5
+    assert returned(bench) == [("FailureReturned", attempt) for attempt in failed]
+    assert not bench.store.parts
+
+
+def test_breaker_permanent_failures_from_the_start_bury_nothing_before_it_opens() -> None:
+    bench = Bench([a_shard(i) for i in range(50)], trusted=False)
+    fail_all(bench, an_error("ShardUnreadable"))
+    assert bench.scheduler.stop is not None
+    assert "5 shards in a row" in bench.scheduler.stop.message
+    assert not bench.store.parts
+    assert {bench.store.kinds(s)[-1] for s in bench.shards[:5]} == {"released"}
+
+
+def test_breaker_names_the_cause_that_most_failures_have() -> None:
+    bench = Bench([a_shard(i) for i in range(50)], trusted=False)
+    bench.tick()
+    for name in ["TimeoutError", "ShardUnreadable", "ShardUnreadable", "TimeoutError", "ShardUnreadable"]:
+        bench.pool.fail(error=an_error(name, message=f"by {name}"))
+        bench.tick()
+    assert bench.scheduler.stop is not None
+    assert "(3 by this cause): ShardUnreadable: by ShardUnreadable" in bench.scheduler.stop.message
+
+
+def test_breaker_first_shards_dead_for_good_are_buried_once_another_succeeds() -> None:
+    bench = Bench([a_shard(i) for i in range(4)], trusted=False)
+    bench.tick()
+    bench.pool.fail(error=an_error("ShardUnreadable"))
+    bench.tick()
+    assert not bench.store.parts
+    bench.pool.done()
+    bench.tick()
+    assert bench.store.kinds(bench.shards[0]) == ["leased", "failed", "dead"]
+
+
+def test_breaker_small_corpus_that_is_dead_as_a_whole_ends_as_dead() -> None:
+    bench = Bench([a_shard(i) for i in range(3)], trusted=False)
+    fail_all(bench, an_error("ShardUnreadable"))
+    assert bench.scheduler.stop is None
+    assert [bench.store.kinds(s)[-1] for s in bench.shards] == ["dead"] * 3
+
+
+def test_breaker_barren_and_hopeless_shards_only_stop_the_run() -> None:
+    bench = Bench([a_shard(0), a_shard(1)], trusted=False)
+    bench.tick()
+    bench.pool.fail(error=an_error("ShardUnreadable"))
+    bench.tick()
+    bench.pool.fail(barren=True)
+    bench.tick()
+    assert bench.scheduler.stop is not None
+    assert not bench.store.parts
+
+
+def test_breaker_storage_gone_in_the_middle_of_a_run_stops_it_with_full_budgets() -> None:
+    bench = Bench([a_shard(i) for i in range(200)])
+    bench.tick()
+    bench.pool.done()
+    fail_all(bench, an_error("FileNotFoundError"), ticks=1000)
+    assert bench.scheduler.stop is not None
+    assert "20 shards in a row failed for good" in bench.scheduler.stop.message
+    assert not bench.store.parts
+    assert {bench.store.kinds(s)[-1] for s in bench.shards[1:21]} == {"released"}
+
+
+def test_breaker_damaged_file_in_the_middle_of_a_run_costs_that_file() -> None:
+    bench = Bench([a_shard(i) for i in range(200)], policy=RetryPolicy(max_dead_fraction=None))
+    bench.tick()
+    bench.pool.done()
+    fail_all(bench, an_error("ShardUnreadable"), ticks=1000)
+    assert bench.scheduler.stop is None
+    assert bench.scheduler.tally.shards_dead == 199
+
+
+def test_breaker_none_never_opens() -> None:
+    policy = RetryPolicy(breaker_after=None, max_dead_fraction=None, backoff_s=0.0)
+    bench = Bench([a_shard(i) for i in range(50)], trusted=False, policy=policy)
+    fail_all(bench, an_error(), ticks=1000)
+    assert bench.scheduler.stop is None
+    assert bench.scheduler.tally.shards_dead == 50
+
+
+def test_breaker_ranker_that_kills_every_worker_stops_and_gives_the_deaths_back() -> None:
+    bench = Bench([a_shard(i) for i in range(100)], trusted=False)
+    bench.tick()
+    for _ in range(100):
+        if bench.scheduler.stop is not None:
+            break
+        bench.pool.die(bench.pool.lease()[0])
+        bench.tick()
+    assert bench.scheduler.stop is not None
+    assert "WorkerDied" in bench.scheduler.stop.message
+    bench.scheduler.abandon("stopped")
+    died = sum(e.kind is EventKind.DIED for e in bench.store.events)
+    assert [name for name, _ in returned(bench)] == ["DeathReturned"] * died
+    assert not bench.store.parts
+
+
+def test_breaker_interrupted_hopeless_shard_gets_its_last_try_back() -> None:
+    policy = RetryPolicy(breaker_after=9, backoff_s=0.0)
+    bench = Bench([a_shard(0), a_shard(1)], workers=2, trusted=False, policy=policy)
+    bench.tick()
+    for n in (0, 2, 3):  # the second shard stays with its worker
+        bench.pool.fail(n)
+        bench.tick()
+    bench.scheduler.drain()
+    bench.scheduler.abandon("interrupted")
+    assert bench.store.kinds(bench.shards[0]) == ["leased", "failed"] * 3 + ["released"]
+    assert returned(bench) == [("FailureReturned", 3)]
+    assert not bench.store.parts
+
+
+def test_breaker_half_the_documents_dead_stops_and_says_why() -> None:
+    bench = Bench([a_shard(i, rows=250) for i in range(20)])
+    bench.tick()
+    for _ in range(20):
+        if bench.scheduler.stop is not None:
+            break
+        bench.pool.done(footer=a_footer(bench.pool.lease()[1].shard, dead=150, failures=(a_failure("NullValue"),)))
+        bench.tick()
+    assert bench.scheduler.stop is not None
+    assert bench.scheduler.stop.kind is StopKind.BREAKER
+    assert "750 of the 1,250 documents judged in this run are dead" in bench.scheduler.stop.message
+    assert "retry.max_dead_fraction (0.5)" in bench.scheduler.stop.message
+    assert "NullValue: it broke" in bench.scheduler.stop.message
+
+
+def test_breaker_redriven_documents_that_die_again_do_not_count() -> None:
+    shards = [replace(a_shard(i, rows=500), generation=1, only=tuple(range(500))) for i in range(20)]
+    bench = Bench(shards)
+    bench.tick()
+    while not bench.scheduler.finished:
+        bench.pool.done(footer=a_footer(bench.pool.lease()[1].shard, dead=500))
+        bench.tick()
+        assert bench.scheduler.stop is None
+
+
+def test_scheduler_disk_that_fails_again_and_again_stops_the_run_and_makes_no_dead_letters() -> None:
+    bench = Bench([a_shard(0)])
+    fail_all(bench, an_error(stage=Stage.WRITE, errno=errno.EIO))
+    assert bench.scheduler.stop is not None
+    assert bench.scheduler.stop.kind is StopKind.FATAL
+    assert not bench.store.parts
+    assert bench.store.kinds(bench.shards[0])[-3:] == ["released"] * 3
+
+
+def test_scheduler_users_table_decides() -> None:
+    policy = RetryPolicy(verdicts=table(permanent=["TimeoutError"]), backoff_s=0.0)
+    bench = Bench([a_shard(0), a_shard(1)], policy=policy)
+    bench.tick()
+    bench.pool.fail(error=an_error("TimeoutError"))
+    bench.tick()
+    assert bench.store.kinds(bench.shards[0]) == ["leased", "failed", "dead"]
