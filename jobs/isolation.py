@@ -81,13 +81,17 @@ class Isolation:
         """The worker is gone, and the document in flight had nothing to do with it."""
         self.warm = False
 
-    def died(self, error: ErrorReport, *, disturbances: int) -> bool:
+    def died(self, error: ErrorReport, *, disturbances: int, asked: bool = True) -> bool:
         """The worker is gone, or hung, on the last probe; the next one goes to a fresh worker.
 
         `disturbances`: how many other workers have died without a cause since the search began; each asks
-        for one more confirmation. False: the search is given up, and the shard is dead.
+        for one more confirmation. Not `asked`: the last probe had not been sent yet, so it accuses nobody.
+        False: the search is given up, and the shard is dead.
         """
         self.deaths += 1
+        if not asked:
+            self.interrupted()
+            return self.deaths < _MAX_DEATHS
         cold, self.warm = self.wants_fresh and not self.warm, False
         self.cold_deaths += cold
         if self.deaths >= _MAX_DEATHS or self.cold_deaths >= _MAX_COLD_DEATHS + disturbances:

@@ -174,7 +174,7 @@ class Scheduler:
         self._isolations: dict[ShardKey, Isolation] = {}
         self._gone: set[WorkerId] = set()
         self._unexplained = 0
-        self._asks: list[tuple[WorkerId, Lease]] = []
+        self._asks: dict[WorkerId, Lease] = {}
         self._barren: deque[ShardKey] = deque()
         self._unfinished = set(self._shards)
         self._events: list[Event] = []
@@ -262,8 +262,8 @@ class Scheduler:
         self._settle()
         leases = [] if self.draining or self.stop else self._assign()
         self._commit()
-        asks, self._asks = self._asks, []
-        for worker, lease in [*asks, *leases]:
+        asks, self._asks = self._asks, {}
+        for worker, lease in [*asks.items(), *leases]:
             self._pool.submit(worker, lease)
 
     def _handle(self, event: PoolEvent) -> None:
@@ -550,7 +550,9 @@ class Scheduler:
         self.tally.retries += 1
         search = self._isolations.get(key)
         if search is not None:
-            goes_on = search.died(error, disturbances=self._unexplained - search.undisturbed)
+            # It may have died after its answer and before the next question: then that one is not to blame.
+            asked = self._asks.pop(worker.worker, None) is None
+            goes_on = search.died(error, disturbances=self._unexplained - search.undisturbed, asked=asked)
         else:
             goes_on = True
             if history.died > 1:
@@ -570,13 +572,14 @@ class Scheduler:
         search = self._isolations[lease.key]
         search.survived()
         worker.held[lease.key] = lease = replace(lease, probe=search.next())
-        self._asks.append((worker_id, lease))
+        self._asks[worker_id] = lease
 
     def _lost(self, lease: Lease, worker: WorkerInfo, error: ErrorReport, loss: Loss = Loss.NODE) -> None:
         """Charged to the infrastructure, not to the shard. Two memory kills look like a document, though."""
         losses = self._losses.setdefault(lease.key, [])
         losses.append(loss)
         self._record(EventKind.RELEASED, lease, worker=worker, error=error)
+        self._asks.pop(worker.worker, None)
         if lease.key in self._isolations:
             self._isolations[lease.key].interrupted()
         if len(losses) >= self._policy.max_losses:
