@@ -33,6 +33,9 @@ log = logging.getLogger("rescore")
 _RECOUNT_S = 10.0
 _TOKEN = "RAY_AUTH_TOKEN"  # noqa: S105 - its name
 
+_own_clusters: set[str] = set()
+"""Addresses of the clusters that this process has started."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
@@ -281,7 +284,8 @@ def connect() -> str:
     else:
         _own_token()
         ray.init(address="local", include_dashboard=False, **quiet)
-    if os.environ.get(_TOKEN):
+        _own_clusters.add(ray.get_runtime_context().gcs_address)
+    if ray.get_runtime_context().gcs_address in _own_clusters:
         return "a Ray cluster of this run's own"
     return f"the Ray cluster at {ray.get_runtime_context().gcs_address}"
 
