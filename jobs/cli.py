@@ -119,6 +119,8 @@ def run(
 
 def summary(outcome: Any) -> list[str]:
     """How a run ended, in a few lines."""
+    if outcome.message and not outcome.model_version:
+        return [f"rescore: {outcome.message}"]  # it ended before there was anything to count
     lines = [
         f"{outcome.state.replace('_', ' ').capitalize()}: {outcome.scored:,} scored, {outcome.dead:,} dead, "
         f"{outcome.expected - outcome.scored - outcome.dead:,} missing of {outcome.expected:,}"

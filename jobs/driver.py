@@ -23,14 +23,14 @@ from jobs.config import Config, is_hub_id
 from jobs.progress import Reporter, View
 from jobs.retry import RetryPolicy
 from jobs.retry import table as retry_table
-from jobs.scheduler import Scheduler, StopKind, WorkerView
+from jobs.scheduler import Scheduler, Stop, StopKind, WorkerView
 from jobs.store import ManifestStore
 from jobs.worker import WorkerSpec
 from ranker import fingerprint, hub
 from ranker.types import RankerSpec
 from shards import orders, parts, plan, verify
 from shards.corpus import read_queries
-from shards.errors import ManifestError
+from shards.errors import ManifestError, UsageError
 from shards.layout import Layout, check_name
 from shards.lock import run_lock
 from shards.manifest import Manifest, Resume
@@ -92,9 +92,22 @@ def run(config: Config, reporter: Reporter, *, now: float | None = None) -> Outc
     started = time.monotonic() if now is None else now
     check_name(config.ranker.model_version)
     layout = Layout.open(config.output.path)
-    with run_lock(layout, purpose="run"), Manifest.open(layout, now=_utc_now) as manifest:
-        driver = _Driver(config, layout, manifest, reporter, started)
-        return driver.run()
+    try:
+        with run_lock(layout, purpose="run"), Manifest.open(layout, now=_utc_now) as manifest:
+            return _Driver(config, layout, manifest, reporter, started).run()
+    except UsageError:
+        raise
+    except (OSError, ManifestError) as e:
+        # Before the run had a number, or after it was over: there is nowhere to record it.
+        return _output_fails(e)
+
+
+def _output_fails(error: Exception | str) -> Outcome:
+    return Outcome(
+        exit=Exit.BREAKER,
+        state="stopped",
+        message=f"the output fails: {error}; what was acknowledged is safe, and the same command goes on from it",
+    )
 
 
 class _Driver:
@@ -135,14 +148,15 @@ class _Driver:
             outcome = self._score_and_verify()
         except (OSError, ManifestError) as e:
             # The output's disk: nothing more can be promised there, and what is there stays.
-            outcome = Outcome(exit=Exit.BREAKER, state="stopped", message=f"the output fails: {e}")
+            outcome = _output_fails(e)
         finally:
             try:
                 self._end(outcome)
                 # Last: with a cluster that was killed around us, Ray can take a minute over this.
                 self._close_pool()
             except (OSError, ManifestError) as e:
-                self._reporter.note(f"The end of the run could not be recorded: {e}")
+                if outcome.exit is not Exit.BREAKER:  # else the disk has spoken already
+                    outcome = _output_fails(e)
         return outcome
 
     def _end(self, outcome: Outcome) -> None:
@@ -305,14 +319,22 @@ class _Driver:
             self._publish(scheduler)
         scheduler.abandon(scheduler.stop.message if scheduler.stop else "interrupted")
         if scheduler.stop is not None:
-            exit_ = Exit.USAGE if scheduler.stop.kind is StopKind.REFUSED else Exit.BREAKER
-            if scheduler.stop.traceback and exit_ is Exit.BREAKER:
-                log.error("%s", scheduler.stop.traceback)
-            return exit_, "stopped", scheduler.stop.message
+            return self._stopped(scheduler.stop)
         if scheduler.unfinished:
             return Exit.INTERRUPTED, "interrupted", "The same command goes on from here."
         self._close_pool()
         return None
+
+    def _stopped(self, stop: Stop) -> tuple[Exit, str, str]:
+        match stop.kind:
+            case StopKind.REFUSED:
+                return Exit.USAGE, "stopped", stop.message
+            case StopKind.FATAL:
+                return Exit.BREAKER, "stopped", _output_fails(stop.message).message
+            case StopKind.BREAKER:
+                if stop.traceback:
+                    log.error("%s", stop.traceback)
+                return Exit.BREAKER, "stopped", stop.message
 
     def _close_pool(self) -> None:
         if self._pool is not None:

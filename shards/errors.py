@@ -26,7 +26,11 @@ class LockedError(UsageError):
 
 
 class ManifestError(RescoreError):
-    """The live manifest is damaged or newer than this program."""
+    """The live manifest cannot be written (or read): the disk is full, read-only or failing."""
+
+
+class ManifestRefused(ManifestError, UsageError):  # noqa: N818
+    """The live manifest is newer than this program, or another process has it open."""
 
 
 class PartDamaged(RescoreError):  # noqa: N818

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -13,10 +15,13 @@ import duckdb
 import pyarrow as pa
 
 from shards import files
-from shards.errors import ManifestError
+from shards.errors import ManifestError, ManifestRefused
 from shards.layout import Layout
 from shards.migrations import migrate
 
+_DISK_WORDS = tuple(
+    os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO)
+)
 _TABLES = ("model_versions", "corpus_files", "shards", "ordered", "events", "letters", "runs", "lag_samples")
 
 
@@ -91,20 +96,30 @@ def utc(time: datetime) -> datetime:
 def open_live(layout: Layout, now: datetime) -> tuple[Live, bool]:
     """The connection, and whether the database was lost or damaged and begins anew.
 
-    Only the holder of the run lock may call this. Raises ManifestError for a newer schema, or when another
-    process has the file open.
+    Only the holder of the run lock may call this. Raises ManifestRefused for a newer schema, or when another
+    process has the file open; ManifestError where the disk does not let it be opened.
     """
     _tidy(layout)
     if not layout.live.exists():
         _set_aside(layout.live, now)  # a WAL without its database would be replayed into the new one
-        return Live(_connect(layout.live)), _has_parts(layout)
+        return _begin(layout), _has_parts(layout)
     try:
         return Live(_connect(layout.live)), False
     except duckdb.Error as error:
         if "set lock" in str(error) or "Conflicting lock" in str(error):
-            raise ManifestError(f"another process has {layout.live} open: {_line(error)}") from error
+            raise ManifestRefused(f"another process has {layout.live} open: {_line(error)}") from error
+        if any(word in str(error) for word in _DISK_WORDS):
+            # Nothing is wrong with the file, and a new one would not fit either.
+            raise ManifestError(f"the manifest: {_line(error)}") from error
     _set_aside(layout.live, now)
-    return Live(_connect(layout.live)), True
+    return _begin(layout), True
+
+
+def _begin(layout: Layout) -> Live:
+    try:
+        return Live(_connect(layout.live))
+    except duckdb.Error as error:
+        raise ManifestError(f"the manifest: {_line(error)}") from error
 
 
 def _tidy(layout: Layout) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import duckdb
 
-from shards.errors import ManifestError
+from shards.errors import ManifestRefused
 
 # Times are UTC. `docs` counts keys: documents, or document-query pairs where a query set is used.
 # No primary keys: an upsert costs 3 to 50 times an append at a million shards, so state is a view.
@@ -125,12 +125,12 @@ STEPS: tuple[str, ...] = (_FIRST, _RETURNED)
 
 
 def migrate(connection: duckdb.DuckDBPyConnection) -> None:
-    """Bring the schema up to date. Raises ManifestError if it is newer than this program."""
+    """Bring the schema up to date. Raises ManifestRefused if it is newer than this program."""
     connection.execute("CREATE TABLE IF NOT EXISTS schema_version (version INTEGER, applied_at TIMESTAMP)")
     row = connection.execute("SELECT coalesce(max(version), 0) FROM schema_version").fetchone()
     version = int(row[0]) if row else 0
     if version > len(STEPS):
-        raise ManifestError(
+        raise ManifestRefused(
             f"the manifest has schema version {version}, this program knows {len(STEPS)}: use a newer rescore"
         )
     for number, step in enumerate(STEPS[version:], version + 1):

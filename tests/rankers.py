@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -128,3 +129,59 @@ class PickyQuery(Picky):
         if any(query == "bad" for query, _ in pairs) and not self._fixed.exists():
             raise ValueError("a bad query")
         return super().score(pairs)
+
+
+class Filler(Length):
+    """At every text `fill`, fills the disk that `ballast` lies on, while the file `room` is missing."""
+
+    def __init__(self, ballast: str, room: str) -> None:
+        super().__init__()
+        self._ballast, self._room = Path(ballast), Path(room)
+
+    @classmethod
+    def fingerprint(cls, **options: Any) -> str:
+        return "filler"
+
+    def score(self, pairs: Sequence[tuple[str, str]]) -> Sequence[float]:
+        if any(text == "fill" for _, text in pairs) and not self._room.exists():
+            fill(self._ballast)
+        return super().score(pairs)
+
+
+def fill(ballast: Path) -> None:
+    """Write until the disk is full to the last block."""
+    with contextlib.suppress(OSError), ballast.open("ab", buffering=0) as file:
+        while file.write(b"x" * 4096) == 4096:
+            pass
+
+
+class Thief(Length):
+    """Takes the file `corpus` away when it is loaded, while the file `fixed` is missing."""
+
+    def __init__(self, corpus: str, fixed: str) -> None:
+        super().__init__()
+        if not Path(fixed).exists():
+            with contextlib.suppress(FileNotFoundError):
+                Path(corpus).rename(f"{corpus}.gone")
+
+    @classmethod
+    def fingerprint(cls, **options: Any) -> str:
+        return "thief"
+
+
+class SickDevice(Length):
+    """Raises what a broken CUDA context raises, at the first text `sick` only."""
+
+    def __init__(self, marks: str) -> None:
+        super().__init__()
+        self._marks = Path(marks)
+
+    @classmethod
+    def fingerprint(cls, **options: Any) -> str:
+        return "sick device"
+
+    def _score(self, text: str) -> float:
+        if text == "sick" and not (self._marks / "sick").exists():
+            (self._marks / "sick").write_text(str(os.getpid()))
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        return super()._score(text)
