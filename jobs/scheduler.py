@@ -333,6 +333,8 @@ class Scheduler:
             self._on_success()
 
     def _on_failed(self, event: Failed, lease: Lease, worker: WorkerInfo) -> None:
+        if lease.key in self._isolations:
+            self._isolations[lease.key].interrupted()  # whoever gets it next has not read it yet
         if event.barren:
             self._barren.append(lease.key)
             self._record(EventKind.RELEASED, lease, worker=worker, error=event.error)
@@ -530,15 +532,19 @@ class Scheduler:
         self, lease: Lease, worker: WorkerInfo, error: ErrorReport, kind: EventKind, loss: Loss
     ) -> None:
         """A worker is gone: look for its part before blaming anything."""
+        # It may have died after an answer and before the next question: then that one is not to blame.
+        asked = self._asks.pop(worker.worker, None) is None
         footer = self._store.find(lease.shard)
         if footer is not None:
             self._done(lease.shard, footer, lease.attempt, worker, adopted=True)
         elif loss is Loss.NODE or (loss is Loss.MEMORY and lease.probe is None):
             self._lost(lease, worker, error, loss)
         else:
-            self._suspect(lease, worker, error, kind)
+            self._suspect(lease, worker, error, kind, asked=asked)
 
-    def _suspect(self, lease: Lease, worker: WorkerInfo, error: ErrorReport, kind: EventKind) -> None:
+    def _suspect(
+        self, lease: Lease, worker: WorkerInfo, error: ErrorReport, kind: EventKind, *, asked: bool
+    ) -> None:
         """A worker died with the shard. The first time it is tried again, alone on its worker; if that
         one dies too, its documents are searched."""
         key = lease.key
@@ -550,8 +556,6 @@ class Scheduler:
         self.tally.retries += 1
         search = self._isolations.get(key)
         if search is not None:
-            # It may have died after its answer and before the next question: then that one is not to blame.
-            asked = self._asks.pop(worker.worker, None) is None
             goes_on = search.died(error, disturbances=self._unexplained - search.undisturbed, asked=asked)
         else:
             goes_on = True
@@ -579,7 +583,6 @@ class Scheduler:
         losses = self._losses.setdefault(lease.key, [])
         losses.append(loss)
         self._record(EventKind.RELEASED, lease, worker=worker, error=error)
-        self._asks.pop(worker.worker, None)
         if lease.key in self._isolations:
             self._isolations[lease.key].interrupted()
         if len(losses) >= self._policy.max_losses:
