@@ -17,11 +17,14 @@ def main() -> int:
     parser.add_argument("scenarios", nargs="*", help=f"of {', '.join([*HONEST, *BROKEN])}; default: all")
     parser.add_argument("--docs", type=int, default=2000)
     parser.add_argument("--shard", type=int, default=10, help="documents in one")
+    parser.add_argument("--poison-every", type=int, default=1000, help="documents")
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", type=Path, help="folder to leave the outputs in")
     args = parser.parse_args()
-    scale = Scale(docs=args.docs, shard=args.shard, workers=args.workers, seed=args.seed)
+    scale = Scale(
+        docs=args.docs, shard=args.shard, poison_every=args.poison_every, workers=args.workers, seed=args.seed
+    )
     bad: list[str] = []
     print(Row.header(), flush=True)
     with tempfile.TemporaryDirectory(prefix="chaos", ignore_cleanup_errors=True) as temp:
@@ -29,7 +32,7 @@ def main() -> int:
             root = (args.keep or Path(temp)).absolute() / name
             row = (HONEST | BROKEN)[name](root, scale)
             print(row.line(), flush=True)
-            if name in HONEST and not (row.clean and row.exit == 3):
+            if name in HONEST and not (row.clean and row.dead == scale.poison):
                 bad.append(f"{name}: {row}")
             if name in BROKEN and row.clean:
                 bad.append(f"{name} is broken, and nothing shows it: {row}")

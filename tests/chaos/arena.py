@@ -1,4 +1,4 @@
-"""One experiment: a corpus with poison in it, the program that scores it, and an independent count of what came out."""
+"""One experiment: a corpus with poison in it, the program that scores it, and a count of what came out."""
 
 from __future__ import annotations
 
@@ -182,10 +182,11 @@ class Arena:
         seconds = time.monotonic() - self.began
         parts = f"'{self.output}/scores/{MODEL_VERSION}/e0/*/*.parquet'"
         rows = _sql(f"SELECT doc_id, score FROM read_parquet({parts})")
-        scored = {doc_id: score for doc_id, score in rows}
+        scored = dict(rows)
         manifest = str(self.output / "manifest.duckdb")
-        dead = [int(i) for (i,) in _sql("SELECT doc_id FROM dead_letters WHERE state = 'dead'", manifest) if i]
-        whole = _sql("SELECT coalesce(sum(docs), 0) FROM dead_letters WHERE doc_id IS NULL", manifest)[0][0]
+        letters = _sql("SELECT doc_id, row, docs FROM dead_letters WHERE state = 'dead'", manifest)
+        # A shard that is dead as a whole names no document; ids are row numbers here.
+        dead = [i for doc, row, docs in letters for i in (range(row, row + docs) if doc is None else [int(doc)])]
         self.parts()
         sample = self.random.sample(sorted(scored), min(_SAMPLE, len(scored)))
         return Row(
@@ -194,9 +195,9 @@ class Arena:
             attempts=_sql("SELECT count(*) FROM attempts WHERE event = 'leased'", manifest)[0][0],
             redone=sum(p.stat().st_size for p in (self.root / "tally").iterdir()) - len(scored),
             scored=len(scored),
-            dead=len(dead) + int(whole),
-            innocents=sum(not self.is_poison(i) for i in dead) + int(whole),
-            lost=self.scale.docs - len(scored.keys() | set(dead)) - int(whole),
+            dead=len(dead),
+            innocents=sum(not self.is_poison(i) for i in dead),
+            lost=self.scale.docs - len(scored.keys() | set(dead)),
             doubled=len(rows) - len(scored) + len(dead) - len(set(dead)) + len(scored.keys() & set(dead)),
             changed=sum(_identity(path) != was for path, was in self.seen.items()),
             seconds=seconds,

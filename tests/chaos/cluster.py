@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -36,7 +36,7 @@ class PrivateCluster:
     env: dict[str, str]
     address: str = ""
     nodes: dict[int, str] = field(default_factory=dict)
-    """Number → Ray's id of the node."""
+    """Those that are there: number → Ray's id."""
 
     def add(self, **resources: Any) -> int:
         """Start a node; returns its number once the cluster knows it."""
@@ -48,6 +48,7 @@ class PrivateCluster:
     def lose(self, number: int, how: How) -> None:
         """graceful: it says good-bye. raylet: kill -9 of that one. all: kill -9 of all it runs."""
         self._ask("lose", number=number, how=how)
+        del self.nodes[number]
 
     def workers(self) -> list[psutil.Process]:
         """The processes of the actors that are alive now, on any node."""
@@ -108,10 +109,8 @@ def _end(cluster: PrivateCluster, home: str) -> None:
 
 
 def _kill(process: psutil.Process) -> None:
-    try:
+    with suppress(psutil.NoSuchProcess):
         process.kill()
-    except psutil.NoSuchProcess:
-        pass
 
 
 def _cmdline(process: psutil.Process) -> list[str]:

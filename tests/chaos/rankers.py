@@ -1,13 +1,16 @@
-"""A ranker of about 20 ms a document and no torch, so that a worker is up in a second."""
+"""Rankers without torch, so that a worker is up in a second: one that takes its time, and one that misbehaves."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import signal
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from tests.rankers import Faults
 
 
 class Hash:
@@ -42,3 +45,23 @@ def expected(text: str, rounds: int) -> float:
     for _ in range(rounds):
         digest = hashlib.sha256(digest).digest()
     return int.from_bytes(digest[:3], "big") / 2**24
+
+
+class Sick(Faults):
+    """More that goes wrong: `hang` never returns. `stop-itself` stops its process, once, as SIGSTOP does;
+    woken up, it goes on. `slow…` takes 50 ms. A file `gone` in `marks`: it cannot be built any more."""
+
+    def __init__(self, marks: str, output: str) -> None:
+        super().__init__(marks, output)
+        if (self._marks / "gone").exists():
+            raise FileNotFoundError(f"no checkpoint at {marks}/checkpoint")
+
+    def _score(self, text: str) -> float:
+        if text.startswith("slow"):
+            time.sleep(0.05)
+        while text == "hang":
+            time.sleep(1)
+        if text == "stop-itself" and self._mark(text):
+            (self._marks / "stopped").write_text(str(os.getpid()))
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return super()._score("x" if text == "stop-itself" else text)

@@ -43,7 +43,7 @@ def kill_driver(root: Path, scale: Scale, *, after: tuple[int, int] = (4, 12), n
 
 
 def kill_nodes(root: Path, scale: Scale, *, every: int = 10, name: str = "raylet") -> Row:
-    """Two nodes with workers beside the head; the older one is lost and replaced whenever `every` more parts stand."""
+    """Two nodes with workers beside the head; the older is lost and replaced whenever `every` more parts stand."""
     with private_cluster() as cluster:
         cluster.add(num_cpus=0)
         nodes = [cluster.add(num_cpus=1), cluster.add(num_cpus=1)]
