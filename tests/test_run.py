@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import psutil
 import pyarrow as pa
 import pytest
 
@@ -273,3 +274,65 @@ def test_run_manifest_deleted_is_rebuilt_and_nothing_is_scored_again(project: Pr
     assert "3 parts adopted" in done.stderr
     assert project.sql("SELECT count(*) FROM scores") == [(25,)]
     assert project.sql("SELECT doc_id FROM dead_letters") == [("d25",)]
+
+
+def test_run_corpus_gone_opens_the_breaker_and_a_plain_rerun_has_a_full_budget(project: Project) -> None:
+    project.corpus(["x"] * 100)
+    corpus, fixed = project.root / "corpus" / "a.parquet", project.root / "fixed"
+    options = {"corpus": str(corpus), "fixed": str(fixed)}
+    project.config["ranker"] |= {"class": "tests.rankers:Thief", "options": options}
+    stopped = project.run()
+    assert stopped.returncode == 4, stopped.stderr
+    assert "in a row and none succeeded" in stopped.stderr
+    assert "FileNotFoundError" in stopped.stderr
+    failed, given_back = project.sql(
+        "SELECT count(*) FILTER (event = 'failed'), count(*) FILTER (error_type = 'FailureReturned') FROM attempts"
+    )[0]
+    assert failed == given_back >= 5
+    assert project.sql("SELECT count(*) FROM dead_letters") == [(0,)]
+    assert json.loads(project.rescore("status", str(project.output), "--json").stdout)["state"] == "stopped"
+    corpus.with_name("a.parquet.gone").rename(corpus)
+    fixed.touch()
+    done = project.run()
+    assert done.returncode == 0, done.stderr
+    assert project.sql("SELECT count(*) FROM scores") == [(100,)]
+    assert project.verify()["ok"]
+
+
+def test_run_most_documents_dead_stops_and_says_why(project: Project) -> None:
+    project.corpus(["nan", "nan", "x"] * 1000)
+    project.config["corpus"]["shard_size"] = 200
+    stopped = project.run()
+    assert stopped.returncode == 4, stopped.stderr
+    assert "retry.max_dead_fraction (0.5)" in stopped.stderr
+    assert "NonFiniteScore" in stopped.stderr
+    assert project.verify()["ok"]
+    done = project.run("--set", "retry.max_dead_fraction=null")
+    assert done.returncode == 3, done.stderr
+    assert project.sql("SELECT count(*) FROM scores") == [(1000,)]
+
+
+def test_run_users_permanent_error_is_not_tried_again(project: Project) -> None:
+    project.corpus(["x"] * 10)
+    corpus = project.root / "corpus" / "a.parquet"
+    options = {"corpus": str(corpus), "fixed": str(project.root / "fixed")}
+    project.config["ranker"] |= {"class": "tests.rankers:Thief", "options": options}
+    project.config["retry"]["permanent"] = ["FileNotFoundError"]
+    done = project.run()
+    assert done.returncode == 3, done.stderr
+    assert project.sql("SELECT event FROM attempts ORDER BY seq") == [("leased",), ("failed",), ("dead",)]
+
+
+def test_run_broken_device_ends_its_worker_and_costs_no_attempt(project: Project) -> None:
+    project.config["ranker"] |= {"class": "tests.rankers:SickDevice", "options": {"marks": str(project.marks)}}
+    project.config["workers"]["count"] = 1
+    project.corpus(["x"] * 15 + ["sick"] + ["x"] * 34)
+    done = project.run()
+    assert done.returncode == 0, done.stderr
+    pid = int((project.marks / "sick").read_text())
+    wait_until(lambda: not psutil.pid_exists(pid))
+    events = project.sql("SELECT event, error_type, message FROM attempts WHERE error_type <> '' ORDER BY seq")
+    assert {event for event, _, _ in events} == {"released"}
+    assert events[0][1:] == ("DeviceBroken", "CUDA error: an illegal memory access was encountered")
+    assert ("w2",) in project.sql("SELECT DISTINCT worker FROM attempts WHERE event = 'done'")
+    assert project.sql("SELECT count(*) FROM scores") == [(50,)]
