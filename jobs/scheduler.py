@@ -184,6 +184,7 @@ class Scheduler:
         self._hopeless: dict[ShardKey, _Hopeless] = {}
         self._judged = _Judged()
         self._start_failures = 0
+        self._started = False
         self._last_tick = clock.monotonic()
         self.workers: dict[WorkerId, WorkerView] = {}
         self.tally = Tally()
@@ -269,7 +270,7 @@ class Scheduler:
     def _handle(self, event: PoolEvent) -> None:
         match event:
             case Ready():
-                self._start_failures = 0
+                self._start_failures, self._started = 0, True
                 self.workers[event.worker] = WorkerView(info=event.info, since=self._clock.monotonic())
             case Refused():
                 self._on_refused(event)
@@ -471,9 +472,10 @@ class Scheduler:
     # -- workers that go -----------------------------------------------------------------------------
 
     def _on_refused(self, event: Refused) -> None:
-        if event.fatal:
+        if event.fatal and not self._started:
             self._halt(StopKind.REFUSED, event.error, event.error.message)
             return
+        # Others have started with this configuration: it is this one's node, or something has gone meanwhile.
         self._mind_starts(event.error)
 
     def _mind_starts(self, error: ErrorReport) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -108,17 +110,36 @@ def test_nodes_that_join_get_workers_and_the_loss_of_all_is_waited_for(
     assert elsewhere.verify()["ok"]
 
 
-def test_checkpoint_that_is_gone_stops_the_run_and_names_it(project: Project) -> None:
+def test_checkpoint_that_goes_during_a_run_lets_the_living_go_on_and_then_stops_it(project: Project) -> None:
+    sick(project)
+    project.config["workers"]["count"] = 2
+    project.corpus([*slow(200), "gate"])
+    driver = project.start("run", project.write_config())
+    wait_until(lambda: len(pids(project)) == 2)
+    (project.marks / "gone").touch()
+    first, second = pids(project)
+    os.kill(first, signal.SIGKILL)
+    wait_until((project.marks / "gate").exists)
+    assert driver.poll() is None
+    os.kill(second, signal.SIGKILL)
+    output, _ = driver.communicate(timeout=60)
+    assert driver.returncode == 4, output
+    assert "workers in a row could not start" in output
+    assert "no checkpoint at" in output
+    # Nothing is charged: with the checkpoint back, and the gate open, the same command goes on.
+    (project.marks / "gone").unlink()
+    (project.marks / "open").touch()
+    assert project.run().returncode == 0
+    assert project.verify()["ok"]
+
+
+def test_checkpoint_that_was_never_there_is_refused_at_once(project: Project) -> None:
     sick(project)
     project.corpus(["x"] * 30)
-    gone = project.marks / "gone"
-    gone.touch()
+    (project.marks / "gone").touch()
     done = project.run()
-    assert done.returncode == 4, done.stderr
-    assert "workers in a row could not start" in done.stderr
+    assert done.returncode == 2, done.stderr
     assert "no checkpoint at" in done.stderr
-    gone.unlink()
-    assert project.run().returncode == 0
 
 
 def test_document_that_hangs_costs_one_document(project: Project) -> None:
@@ -176,6 +197,13 @@ def test_second_interrupt_stops_at_once(project: Project) -> None:
     (project.marks / "open").touch()
     assert project.run().returncode == 0
     assert project.verify()["ok"]
+
+
+def pids(project: Project) -> list[int]:
+    """Of the workers, as published."""
+    if not (project.output / "manifest.duckdb").exists():
+        return []
+    return [json.loads(info)["pid"] for (info,) in project.sql("SELECT info FROM workers")]
 
 
 def parts_of(project: Project, doc_id: str) -> Callable[[], list[Path]]:

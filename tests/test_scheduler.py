@@ -326,12 +326,24 @@ def test_scheduler_disk_full_stops_the_run() -> None:
 
 
 def test_scheduler_ranker_refused_stops_as_the_users_mistake() -> None:
-    bench = Bench([a_shard(0)])
+    bench = Bench([a_shard(0)], workers=0)
     bench.pool.say(Refused(worker="w9", error=an_error("RankerError", message="no such label"), fatal=True))
     bench.tick()
     assert bench.scheduler.stop is not None
     assert bench.scheduler.stop.kind is StopKind.REFUSED
     assert bench.scheduler.stop.message == "no such label"
+
+
+def test_scheduler_ranker_refused_where_others_have_started_stops_nothing() -> None:
+    bench = Bench([a_shard(0)])
+    bench.tick()
+    for n in range(10):
+        bench.pool.say(Refused(worker=f"w{9 + n}", error=an_error("RankerError"), fatal=True))
+        bench.tick()
+    assert bench.scheduler.stop is None
+    bench.pool.done()
+    bench.tick()
+    assert bench.scheduler.finished
 
 
 def test_scheduler_workers_that_never_start_open_the_breaker() -> None:
