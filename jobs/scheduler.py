@@ -729,9 +729,10 @@ def _most_common(errors: Collection[T]) -> tuple[T, int]:
 
 
 def _failure(shard: Shard, error: ErrorReport) -> Failure:
-    """The one failure that stands for all documents of a dead shard."""
+    """The one failure that stands for all documents of a dead shard: it has no row, or a redrive would ask
+    for that row alone."""
     return Failure(
-        row=None if shard.unreadable else shard.first_row,
+        row=None,
         doc_id=None,
         stage=error.stage,
         error_type=error.error_type,
@@ -753,7 +754,7 @@ def _unreadable(shard: Shard) -> Failure:
 
 def _spent(shard: Shard, history: History) -> Failure:
     return Failure(
-        row=shard.first_row,
+        row=None,
         doc_id=None,
         stage=Stage.WORKER,
         error_type="BudgetSpent",

@@ -105,7 +105,8 @@ class Shard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """Why a document has no score. `row` counts within the file, from 0. `doc_id` None: unknown or null."""
+    """Why a document has no score. `row` counts within the file, from 0; None: the shard as a whole.
+    `doc_id` None: unknown or null."""
 
     row: int | None
     doc_id: DocId | None

@@ -323,6 +323,23 @@ def test_run_users_permanent_error_is_not_tried_again(project: Project) -> None:
     assert project.sql("SELECT event FROM attempts ORDER BY seq") == [("leased",), ("failed",), ("dead",)]
 
 
+def test_run_shard_dead_as_a_whole_is_redriven_as_a_whole(project: Project) -> None:
+    project.corpus(["x"] * 10)
+    corpus, fixed = project.root / "corpus" / "a.parquet", project.root / "fixed"
+    options = {"corpus": str(corpus), "fixed": str(fixed)}
+    project.config["ranker"] |= {"class": "tests.rankers:Thief", "options": options}
+    project.config["retry"]["permanent"] = ["FileNotFoundError"]
+    assert project.run().returncode == 3
+    assert project.sql("SELECT row, docs FROM dead_letters") == [(None, 10)]
+    corpus.with_name("a.parquet.gone").rename(corpus)
+    fixed.touch()
+    redriven = project.rescore("dlq", "redrive", str(project.output))
+    assert "1 dead letters (10 documents of 1 shards)" in redriven.stdout
+    assert project.run().returncode == 0
+    assert project.sql("SELECT count(*) FROM scores") == [(10,)]
+    assert project.verify()["ok"]
+
+
 def test_run_broken_device_ends_its_worker_and_costs_no_attempt(project: Project) -> None:
     project.config["ranker"] |= {"class": "tests.rankers:SickDevice", "options": {"marks": str(project.marks)}}
     project.config["workers"]["count"] = 1
