@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -22,7 +23,7 @@ from rich.text import Text
 from jobs.config import load_config, resolve_paths
 from jobs.progress import Reporter
 from ranker.errors import RankerError
-from shards import dlq, snapshot, verify
+from shards import dlq, export, snapshot, verify
 from shards import status as status_
 from shards.errors import RescoreError, UsageError
 from shards.layout import Layout
@@ -312,6 +313,29 @@ def dlq_redrive(
         print("No dead letter matches: nothing to put back.")
     else:
         print(f"Put back {what}. The next `rescore run` tries them.")
+
+
+@dlq_app.command("export")
+def dlq_export(
+    run: RunDir,
+    file: Annotated[str, typer.Argument(metavar="FILE", help="The Parquet file to write.")],
+    where: Annotated[
+        str | None, typer.Option(help="SQL condition over dead_letters, such as \"stage = 'read'\".")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace FILE if it is there.")] = False,
+    model_version: ModelVersion = None,
+) -> None:
+    """Write the original documents of dead letters, all their columns, to a Parquet file."""
+    path = Path(file).expanduser()
+    exported = export.export(Layout.existing(run), path, where=where, model_version=model_version, force=force)
+    for line in exported.left_out:
+        print(f"not exported: {line}", file=sys.stderr)
+    if not exported.letters:
+        print("No dead letter matches: nothing to export.")
+    elif exported.docs:
+        print(f"Exported {exported.docs:,} documents of {exported.letters:,} dead letters to {path}.")
+    else:
+        print("No document could be exported.")
 
 
 @app.command("verify")

@@ -40,6 +40,17 @@ def replace(path: Path, data: bytes) -> None:
     fsync_dir(path.parent)
 
 
+def publish_file(temp: Path, path: Path, *, replace: bool) -> bool:
+    """As `publish_new` (or `replace`), for a file of the same directory that is written already."""
+    fsync_file(temp)
+    if replace:
+        temp.replace(path)
+    elif not _claim(temp, path):
+        return False
+    fsync_dir(path.parent)
+    return True
+
+
 def make_dir(path: Path) -> None:
     """Create a directory durably: a file in it is only as durable as the directory's own entry."""
     if path.is_dir():

@@ -150,10 +150,10 @@ class Reader:
             raise CorpusChanged(f"{shard.file} is not the file that was planned: its content changed")
 
     def _rows(self, shard: Shard, table: pa.Table) -> ShardRows:
-        offsets = _offsets(shard)
-        if len(offsets) != shard.rows:
-            table = table.take(offsets)
-        rows = (offsets + shard.first_row).tolist()
+        at = offsets(shard)
+        if len(at) != shard.rows:
+            table = table.take(at)
+        rows = (at + shard.first_row).tolist()
         spec = self._spec
         ids = read_ids(_column(table, spec.id_column, shard, rows), self._id_type)
         texts = read_texts(_column(table, spec.text_column, shard, rows))
@@ -179,7 +179,8 @@ def _column(table: pa.Table, name: str, shard: Shard, rows: list[int]) -> Column
     return Column(name=name, values=table.column(name), file=shard.file, rows=rows)
 
 
-def _offsets(shard: Shard) -> Offsets:
+def offsets(shard: Shard) -> Offsets:
+    """The rows of the shard that are its documents, counted from its first."""
     if shard.only is not None:
         return np.asarray(shard.only, dtype=np.int64)
     offsets = np.arange(shard.rows, dtype=np.int64)

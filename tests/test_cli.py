@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 import yaml
+from typer.main import get_command
 
+from jobs.cli import app
 from shards.types import CorpusSpec, Event, EventKind
 from tests.outputs import Output, write_corpus
 
@@ -88,7 +91,15 @@ def test_run_model_version_that_is_a_path_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [["status"], ["sql", "SELECT 1"], ["dlq", "list"], ["dlq", "show", "x"], ["dlq", "redrive"], ["verify"]],
+    [
+        ["status"],
+        ["sql", "SELECT 1"],
+        ["dlq", "list"],
+        ["dlq", "show", "x"],
+        ["dlq", "redrive"],
+        ["dlq", "export", "x"],
+        ["verify"],
+    ],
     ids=" ".join,
 )
 def test_commands_no_output_there_is_refused_and_nothing_is_created(tmp_path: Path, command: list[str]) -> None:
@@ -152,6 +163,24 @@ def test_dlq_redrive_bad_condition_is_one_line(scored: Output) -> None:
     assert_refused(rescore("dlq", "redrive", run_dir(scored), "--where", "no_such_column = 1"), "no_such_column")
 
 
+def test_dlq_export_writes_the_documents_once(scored: Output) -> None:
+    path = scored.root / "bad.parquet"
+    done = rescore("dlq", "export", run_dir(scored), str(path), "--where", "doc_id = 'd3'")
+    assert done.stdout == f"Exported 1 documents of 1 dead letters to {path}.\n"
+    assert pq.read_table(path).column("text").to_pylist() == ["text of d3"]
+    assert_refused(rescore("dlq", "export", run_dir(scored), str(path)), "--force")
+    assert rescore("dlq", "export", run_dir(scored), str(path), "--force").returncode == 0
+    assert "nothing to export" in rescore("dlq", "export", run_dir(scored), "x", "--where", "false").stdout
+
+
+def test_dlq_export_what_cannot_be_read_is_named_on_stderr(scored: Output) -> None:
+    (scored.root / "corpus" / "a.parquet").unlink()
+    done = rescore("dlq", "export", run_dir(scored), str(scored.root / "bad.parquet"))
+    assert done.returncode == 0
+    assert done.stdout == "No document could be exported.\n"
+    assert done.stderr.startswith("not exported: 1 documents of ")
+
+
 def test_verify_exit_code_says_whether_it_holds(scored: Output) -> None:
     done = rescore("verify", run_dir(scored), "--json")
     assert done.returncode == 0, done.stdout
@@ -174,7 +203,10 @@ def test_verify_exit_code_says_whether_it_holds(scored: Output) -> None:
 
 def test_every_command_is_in_the_readme_and_explains_itself() -> None:
     readme = (REPO / "README.md").read_text()
-    for command in ["run", "status", "sql", "verify", "dlq list", "dlq show", "dlq redrive"]:
+    groups = get_command(app).commands  # type: ignore[attr-defined]
+    commands = [*(name for name in groups if name != "dlq"), *(f"dlq {name}" for name in groups["dlq"].commands)]
+    assert {"run", "dlq export"} <= set(commands)
+    for command in commands:
         assert f"rescore {command}" in readme
         assert rescore(*command.split(), "--help").returncode == 0
 
