@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench
+.PHONY: help setup demo test simulate lint format bench
 
 help:  ## This list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -24,6 +24,10 @@ demo: $(STAMP)  ## Score the standard library's docstrings with real weights, an
 
 test: $(STAMP)  ## The whole test suite
 	$(BIN)/python -m pytest
+
+SEEDS ?= 100000
+simulate: $(STAMP)  ## The scheduler through SEEDS seeded failures (100000, about ten minutes); prints how to replay one
+	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --jobs 2
 
 lint: $(STAMP)  ## Linter, formatter, type checker, import walls
 	$(BIN)/ruff check .
