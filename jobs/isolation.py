@@ -20,7 +20,7 @@ _MAX_DEATHS = 50
 _MAX_COLD_DEATHS = 5
 """In a row, before any document was touched: the shard cannot even be read."""
 _MAX_DISTURBANCES = 3
-_SINGLE_DEATHS = 2
+_SINGLE_DEATHS = 3
 """At batch size 1, after no document has killed alone, before the whole shard is dead."""
 
 
@@ -41,6 +41,8 @@ class Isolation:
     documents: Sequence[int]
     undisturbed: int = 0
     """The scheduler's count of unexplained deaths when the search began."""
+    began: int = 0
+    """Its count of all deaths then."""
     step: Step = Step.WALK
     position: int = 0
     warm: bool = False
@@ -56,6 +58,11 @@ class Isolation:
     def wants_fresh(self) -> bool:
         """Whether the next worker must not have done anything yet."""
         return self.step in (Step.WALK, Step.CONFIRM)
+
+    @property
+    def accuses(self) -> bool:
+        """Whether the question now is if one document kills again."""
+        return self.step is Step.CONFIRM and self.warm
 
     def next(self) -> Probe:
         """What to ask of the worker now."""
@@ -81,11 +88,11 @@ class Isolation:
         """The worker is gone, and the document in flight had nothing to do with it."""
         self.warm = False
 
-    def died(self, error: ErrorReport, *, disturbances: int, asked: bool = True) -> bool:
+    def died(self, error: ErrorReport, *, disturbances: int, deaths: int, asked: bool = True) -> bool:
         """The worker is gone, or hung, on the last probe; the next one goes to a fresh worker.
 
-        `disturbances`: how many other workers have died without a cause since the search began; each asks
-        for one more confirmation. Not `asked`: the last probe had not been sent yet, so it accuses nobody.
+        `disturbances`: how many workers have died without a cause since the search began; each asks for one
+        more confirmation. `deaths`: the scheduler's count of all deaths now. Not `asked`: the last probe had not been sent yet, so it accuses nobody.
         False: the search is given up, and the shard is dead.
         """
         self.deaths += 1
@@ -108,9 +115,9 @@ class Isolation:
                 self.step = Step.SINGLE
             case Step.SINGLE:
                 # A whole shard is in flight much longer than a document, so a kill from outside hits it more
-                # often: each death elsewhere excuses one here, without a limit.
+                # often: each death elsewhere, with or without a cause, excuses one here.
                 self.single_deaths += 1
-                return self.single_deaths < _SINGLE_DEATHS + disturbances
+                return self.single_deaths < _SINGLE_DEATHS + deaths - self.began - self.deaths
         return True
 
     def _convict(self, error: ErrorReport) -> None:

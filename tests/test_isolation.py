@@ -213,14 +213,15 @@ def test_isolation_worker_killed_from_outside_convicts_nobody() -> None:
     assert world.kinds(0)[-1] == "done"
 
 
-@pytest.mark.parametrize(("elsewhere", "here"), [(0, 1), (3, 4)])
+@pytest.mark.parametrize(("elsewhere", "here"), [(0, 2), (3, 5)])
 def test_isolation_worker_killed_from_outside_at_the_last_step_condemns_no_shard(elsewhere: int, here: int) -> None:
     search = Isolation(range(2), undisturbed=0)
     while not search.next().whole:
         search.survived()
     assert search.next().single
-    assert all(search.died(AN_ERROR, disturbances=elsewhere) for _ in range(here))
-    assert not search.died(AN_ERROR, disturbances=elsewhere)
+    deaths = [elsewhere + n for n in range(1, here + 2)]
+    went_on = [search.died(AN_ERROR, disturbances=0, deaths=n) for n in deaths]
+    assert went_on == [True] * here + [False]
 
 
 def test_isolation_node_lost_during_the_search_accuses_nobody() -> None:
