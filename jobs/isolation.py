@@ -92,8 +92,8 @@ class Isolation:
         """The worker is gone, or hung, on the last probe; the next one goes to a fresh worker.
 
         `disturbances`: how many workers have died without a cause since the search began; each asks for one
-        more confirmation. `deaths`: the scheduler's count of all deaths now. Not `asked`: the last probe had not been sent yet, so it accuses nobody.
-        False: the search is given up, and the shard is dead.
+        more confirmation. `deaths`: the scheduler's count of all deaths now. Not `asked`: the last probe had
+        not been sent yet, so it accuses nobody. False: the search is given up, and the shard is dead.
         """
         self.deaths += 1
         if not asked:

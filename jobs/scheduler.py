@@ -173,7 +173,7 @@ class Scheduler:
         self._suspects: deque[ShardKey] = deque()
         self._isolations: dict[ShardKey, Isolation] = {}
         self._gone: set[WorkerId] = set()
-        self._unexplained = 0
+        self._unexplained = self._deaths = 0
         self._asks: dict[WorkerId, Lease] = {}
         self._barren: deque[ShardKey] = deque()
         self._unfinished = set(self._shards)
@@ -525,6 +525,7 @@ class Scheduler:
     def _mourn(self, worker: WorkerView, error: ErrorReport, kind: EventKind, loss: Loss) -> None:
         """A worker that was ready is gone: judge each shard it held."""
         self.tally.deaths += 1
+        self._deaths += loss is not Loss.NODE
         if loss is Loss.PROCESS and not any(self._is_suspect(key) for key in worker.held):
             self._unexplained += 1
         for lease in worker.held.values():
@@ -558,7 +559,8 @@ class Scheduler:
         self.tally.retries += 1
         search = self._isolations.get(key)
         if search is not None:
-            goes_on = search.died(error, disturbances=self._unexplained - search.undisturbed, asked=asked)
+            disturbances = self._unexplained - search.undisturbed
+            goes_on = search.died(error, disturbances=disturbances, deaths=self._deaths, asked=asked)
         else:
             goes_on = True
             if history.died > 1:
@@ -571,11 +573,13 @@ class Scheduler:
     def _isolate(self, shard: Shard) -> None:
         offsets = shard.only if shard.only is not None else range(shard.rows)
         documents = [offset for offset in offsets if offset not in shard.excluded]
-        self._isolations[shard.key] = Isolation(documents, undisturbed=self._unexplained)
+        self._isolations[shard.key] = Isolation(documents, undisturbed=self._unexplained, began=self._deaths)
 
     def _ask_again(self, worker_id: WorkerId, worker: WorkerView, lease: Lease) -> None:
         """The last probe was survived: the next question, to the same worker."""
         search = self._isolations[lease.key]
+        # The accused lives: what took the worker before, nobody knows.
+        self._unexplained += search.accuses
         search.survived()
         worker.held[lease.key] = lease = replace(lease, probe=search.next())
         self._asks[worker_id] = lease
