@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test simulate lint format bench
+.PHONY: help setup demo test simulate chaos lint format bench
 
 help:  ## This list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -38,6 +38,9 @@ lint: $(STAMP)  ## Linter, formatter, type checker, import walls
 format: $(STAMP)  ## Let ruff mend what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+chaos: $(STAMP)  ## Real kill -9 of workers, drivers and nodes, at full length (about 25 minutes); prints a table
+	$(BIN)/python -m tests.chaos
 
 bench: $(STAMP)  ## Documents per second, against a plain CrossEncoder.predict loop
 	$(BIN)/python -m tests.benchmarks.end_to_end

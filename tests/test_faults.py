@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -15,9 +18,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.chaos.cluster import How, PrivateCluster, private_cluster
-from tests.projects import Project, wait_until
+from tests.projects import REPO, Project, wait_until
 
 pytestmark = pytest.mark.ray
+
+RAY = str(Path(sys.executable).with_name("ray"))
 
 
 @dataclass
@@ -89,7 +94,7 @@ def test_nodes_that_join_get_workers_and_the_loss_of_all_is_waited_for(
     elsewhere: Elsewhere, cluster: PrivateCluster
 ) -> None:
     first = cluster.add(num_cpus=1)
-    elsewhere.corpus([*slow(300), "gate", *slow(300)])
+    elsewhere.corpus([*slow(250), "gate", *slow(100)])
     driver = elsewhere.start("run", elsewhere.write_config())
     wait_until(lambda: bool(elsewhere.nodes()))
     second = cluster.add(num_cpus=1)
@@ -106,7 +111,7 @@ def test_nodes_that_join_get_workers_and_the_loss_of_all_is_waited_for(
     assert driver.returncode == 0, output
     assert cluster.nodes[third] in elsewhere.nodes()
     assert elsewhere.attempts("died") == 0
-    assert elsewhere.sql("SELECT count(*), count(DISTINCT doc_id) FROM scores") == [(601, 601)]
+    assert elsewhere.sql("SELECT count(*), count(DISTINCT doc_id) FROM scores") == [(351, 351)]
     assert elsewhere.verify()["ok"]
 
 
@@ -199,6 +204,64 @@ def test_second_interrupt_stops_at_once(project: Project) -> None:
     assert project.verify()["ok"]
 
 
+def test_ray_job_stopped_with_or_without_time_to_drain_leaves_a_resumable_run(project: Project) -> None:
+    sick(project)
+    project.corpus([*slow(50), "gate", *slow(300)])
+    with private_cluster() as cluster:
+        ports = {"dashboard_port": free_port(), "dashboard_agent_listen_port": free_port()}
+        cluster.add(num_cpus=2, include_dashboard=True, **ports)
+        here = Elsewhere(project.root, cluster.address, project.config, cluster.env)
+        # Ray's default: SIGKILL 3 s after SIGTERM, and the gate holds the shard for longer.
+        submit(here, cluster, "killed", {})
+        wait_until((here.marks / "gate").exists)
+        stop(here, cluster, "killed")
+        assert state_of(here) == "interrupted"
+        assert here.sql("SELECT ended_at FROM runs") == [(None,)]
+        (here.marks / "open").touch()
+        done = len(parts_of(here)())
+        submit(here, cluster, "drained", {"RAY_JOB_STOP_WAIT_TIME_S": "60"})
+        wait_until(lambda: len(parts_of(here)()) > done + 2)
+        stop(here, cluster, "drained")
+        assert state_of(here) == "interrupted"
+        assert here.sql("SELECT message FROM runs ORDER BY run DESC LIMIT 1")[0][0].startswith("interrupted;")
+        assert here.sql("SELECT count(*) FROM shards WHERE state = 'leased'") == [(0,)]
+        assert here.attempts("died") == 0
+        resumed = here.run()
+        assert resumed.returncode == 0, resumed.stderr
+        assert here.sql("SELECT count(*), count(DISTINCT doc_id) FROM scores") == [(351, 351)]
+        assert here.verify()["ok"]
+
+
+def submit(project: Elsewhere, cluster: PrivateCluster, name: str, variables: dict[str, str]) -> None:
+    environment = json.dumps({"env_vars": variables, "working_dir": str(REPO)})
+    command = ["submit", "--no-wait", "--submission-id", name, "--runtime-env-json", environment, "--"]
+    command += [*project.command("run", project.write_config(), "--root", str(project.root))]
+    # The head's agent for jobs may be a second behind the head itself.
+    wait_until(lambda: job(project, cluster, *command).returncode == 0)
+
+
+def stop(project: Elsewhere, cluster: PrivateCluster, name: str) -> None:
+    """And wait until it has stopped."""
+    done = job(project, cluster, "stop", name)
+    assert done.returncode == 0, done.stdout + done.stderr
+    wait_until(lambda: state_of(project) != "running")
+
+
+def job(project: Elsewhere, cluster: PrivateCluster, what: str, *args: str) -> subprocess.CompletedProcess[str]:
+    command = [RAY, "job", what, "--address", f"http://{cluster.dashboard}", *args]
+    return subprocess.run(command, env=project.env(), capture_output=True, text=True, timeout=60, check=False)
+
+
+def state_of(project: Project) -> str:
+    return str(json.loads(project.rescore("status", str(project.output), "--json").stdout)["state"])
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
 def pids(project: Project) -> list[int]:
     """Of the workers, as published."""
     if not (project.output / "manifest.duckdb").exists():
@@ -206,11 +269,15 @@ def pids(project: Project) -> list[int]:
     return [json.loads(info)["pid"] for (info,) in project.sql("SELECT info FROM workers")]
 
 
-def parts_of(project: Project, doc_id: str) -> Callable[[], list[Path]]:
-    """Finds the part that holds `doc_id`, once it is there."""
+def parts_of(project: Project, doc_id: str | None = None) -> Callable[[], list[Path]]:
+    """Finds the parts that are there, or the one with `doc_id`."""
 
     def find() -> list[Path]:
-        paths = project.output.glob("scores/m1/e0/[0-9a-f][0-9a-f]/*.parquet")
-        return [p for p in paths if doc_id in pq.read_table(p, columns=["doc_id"])["doc_id"].to_pylist()]
+        paths = list(project.output.glob("scores/m1/e0/[0-9a-f][0-9a-f]/*.parquet"))
+        return [p for p in paths if doc_id is None or doc_id in doc_ids(p)]
 
     return find
+
+
+def doc_ids(path: Path) -> list[str]:
+    return pq.read_table(path, columns=["doc_id"])["doc_id"].to_pylist()

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from tests.chaos.arena import Row, Scale
-from tests.chaos.scenarios import BROKEN, HONEST
+from tests.chaos.scenarios import BROKEN, HONEST, two_nodes
 
 
 def main() -> int:
@@ -30,7 +30,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="chaos", ignore_cleanup_errors=True) as temp:
         for name in args.scenarios or [*HONEST, *BROKEN]:
             root = (args.keep or Path(temp)).absolute() / name
-            row = (HONEST | BROKEN)[name](root, scale)
+            with two_nodes() as cluster:
+                row = (HONEST | BROKEN)[name](cluster, root, scale)
             print(row.line(), flush=True)
             if name in HONEST and not (row.clean and row.dead == scale.poison):
                 bad.append(f"{name}: {row}")

@@ -20,6 +20,10 @@ from tests.outputs import write_corpus
 
 MODEL_VERSION = "hash-1"
 _SAMPLE = 40
+_LETTERS = """
+SELECT l.doc_id, s.start, l.docs FROM dead_letters l
+JOIN shards s USING (model_version, epoch, shard_id, generation) WHERE l.state = 'dead'
+"""
 _TIMEOUT_S = 1800
 
 
@@ -33,6 +37,7 @@ class Scale:
     rounds: int = 20_000
     workers: int = 4
     seed: int = 1
+    max_kills: int = 200
 
     @property
     def poison(self) -> int:
@@ -97,7 +102,7 @@ class Arena:
         self.random = random.Random(self.scale.seed)
         (self.root / "tally").mkdir(parents=True)
         n = self.scale.docs
-        write_corpus(self.root / "corpus.parquet", range(n), text=[self.text(i) for i in range(n)])
+        write_corpus(self.root / "corpus.parquet", range(n), group=n, text=[self.text(i) for i in range(n)])
         (self.root / "config.yaml").write_text(yaml.safe_dump(self._config()))
 
     def text(self, doc_id: int) -> str:
@@ -158,17 +163,17 @@ class Arena:
                 self.seen[path] = _identity(path)
         return found
 
-    def wait_for_parts(self, more: int) -> bool:
-        """Until so many more parts stand than now. False if the driver ended before."""
+    def wait_to_kill(self, more: int) -> bool:
+        """Until so many more parts stand than now, and more kills are allowed. False if the run ended before."""
         wanted = self.parts() + more
         while self.running:
-            if self.parts() >= wanted:
+            if self.parts() >= wanted and self.kills < self.scale.max_kills:
                 return True
             time.sleep(0.01)
         return False
 
     def stop(self) -> None:
-        """If it still runs, something went wrong: leave nothing behind."""
+        """kill -9 to the driver, if it still runs."""
         if self.driver is not None and self.driver.poll() is None:
             self.driver.kill()
             self.driver.wait()
@@ -184,9 +189,9 @@ class Arena:
         rows = _sql(f"SELECT doc_id, score FROM read_parquet({parts})")
         scored = dict(rows)
         manifest = str(self.output / "manifest.duckdb")
-        letters = _sql("SELECT doc_id, row, docs FROM dead_letters WHERE state = 'dead'", manifest)
+        letters = _sql(_LETTERS, manifest)
         # A shard that is dead as a whole names no document; ids are row numbers here.
-        dead = [i for doc, row, docs in letters for i in (range(row, row + docs) if doc is None else [int(doc)])]
+        dead = [i for doc, start, n in letters for i in (range(start, start + n) if doc is None else [int(doc)])]
         self.parts()
         sample = self.random.sample(sorted(scored), min(_SAMPLE, len(scored)))
         return Row(

@@ -35,13 +35,15 @@ class PrivateCluster:
     process: subprocess.Popen[str]
     env: dict[str, str]
     address: str = ""
+    dashboard: str = ""
+    """Host and port, if the head was added with `include_dashboard=True`."""
     nodes: dict[int, str] = field(default_factory=dict)
     """Those that are there: number → Ray's id."""
 
     def add(self, **resources: Any) -> int:
         """Start a node; returns its number once the cluster knows it."""
         answer = self._ask("add", **resources)
-        self.address = answer["address"]
+        self.address, self.dashboard = answer["address"], answer["dashboard"]
         self.nodes[answer["number"]] = answer["node"]
         return int(answer["number"])
 
@@ -136,8 +138,9 @@ def serve() -> None:
     for line in sys.stdin:
         request = json.loads(line)
         if request.pop("what") == "add":
-            nodes.append(cluster.add_node(include_dashboard=False, **request))
+            nodes.append(cluster.add_node(**{"include_dashboard": False, **request}))
             answer = {"number": len(nodes) - 1, "node": nodes[-1].node_id, "address": cluster.address}
+            answer["dashboard"] = cluster.webui_url
         else:
             _lose(cluster, nodes[request["number"]], request["how"])
             answer = {}

@@ -1,8 +1,12 @@
-"""Who is killed, and when. Every kill waits for progress, so that even a run that is killed all the time ends."""
+"""Who is killed, and when. Every kill waits for progress, so that even a run that is killed all the time ends.
+
+Each takes a cluster of a head without CPUs and two nodes with one each, and leaves one of the same kind.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.chaos.arena import Arena, Row, Scale
@@ -11,102 +15,100 @@ from tests.chaos.cluster import How, PrivateCluster, private_cluster
 LOSSES: tuple[How, ...] = ("raylet", "all", "graceful")
 
 
-def kill_workers(root: Path, scale: Scale, *, protocol: str = "honest", every: int = 1, name: str = "") -> Row:
-    """kill -9 to a random worker whenever `every` more parts stand."""
-    with private_cluster() as cluster:
-        cluster.add(num_cpus=2)
-        arena = Arena(root, cluster, scale, protocol)
-        arena.start()
-        try:
-            while arena.wait_for_parts(every):
-                arena.kills += _kill_one_worker(arena, cluster)
-            return arena.row(name or f"workers, {protocol}")
-        finally:
-            arena.stop()
-
-
-def kill_driver(root: Path, scale: Scale, *, after: tuple[int, int] = (4, 12), name: str = "driver") -> Row:
-    """kill -9 to the driver after a random number of further parts, and the same command again."""
-    with private_cluster() as cluster:
-        cluster.add(num_cpus=2)
-        arena = Arena(root, cluster, scale)
-        try:
-            driver = arena.start()
-            while arena.wait_for_parts(arena.random.randint(*after)):
-                driver.kill()
-                driver.wait()
-                arena.kills += 1
-                driver = arena.start()
-            return arena.row(name)
-        finally:
-            arena.stop()
-
-
-def kill_nodes(root: Path, scale: Scale, *, every: int = 10, name: str = "raylet") -> Row:
-    """Two nodes with workers beside the head; the older is lost and replaced whenever `every` more parts stand."""
+@contextmanager
+def two_nodes() -> Iterator[PrivateCluster]:
     with private_cluster() as cluster:
         cluster.add(num_cpus=0)
-        nodes = [cluster.add(num_cpus=1), cluster.add(num_cpus=1)]
-        arena = Arena(root, cluster, scale)
+        cluster.add(num_cpus=1)
+        cluster.add(num_cpus=1)
+        yield cluster
+
+
+@contextmanager
+def started(arena: Arena) -> Iterator[Arena]:
+    """The driver runs; whatever happens, none is left behind."""
+    try:
         arena.start()
-        try:
-            while arena.wait_for_parts(every):
-                cluster.lose(nodes.pop(0), LOSSES[arena.kills % len(LOSSES)])
-                arena.kills += 1
-                nodes.append(cluster.add(num_cpus=1))
-            return arena.row(name)
-        finally:
-            arena.stop()
+        yield arena
+    finally:
+        arena.stop()
 
 
-def kill_everything(root: Path, scale: Scale, *, every: int = 2, name: str = "all of them") -> Row:
-    """At every second part a worker; now and then a node or the driver instead."""
-    with private_cluster() as cluster:
-        cluster.add(num_cpus=0)
-        nodes = [cluster.add(num_cpus=1), cluster.add(num_cpus=1)]
-        arena = Arena(root, cluster, scale, "slow-ack")
-        try:
-            driver = arena.start()
-            while arena.wait_for_parts(every):
-                die = arena.random.random()
-                if die < 0.1:
-                    driver.kill()
-                    driver.wait()
-                    arena.kills += 1
-                    driver = arena.start()
-                elif die < 0.2:
-                    cluster.lose(nodes.pop(0), arena.random.choice(LOSSES))
-                    arena.kills += 1
-                    nodes.append(cluster.add(num_cpus=1))
-                else:
-                    arena.kills += _kill_one_worker(arena, cluster)
-            return arena.row(name)
-        finally:
-            arena.stop()
+def kill_workers(cluster: PrivateCluster, root: Path, scale: Scale, *, protocol: str, name: str) -> Row:
+    """kill -9 to a random worker whenever one more part stands."""
+    with started(Arena(root, cluster, scale, protocol)) as arena:
+        while arena.wait_to_kill(1):
+            _kill_one_worker(arena)
+        return arena.row(name)
 
 
-def _kill_one_worker(arena: Arena, cluster: PrivateCluster) -> bool:
-    workers = cluster.workers()
-    if not workers or not arena.running:
-        return False
-    arena.random.choice(workers).kill()
-    return True
+def kill_driver(cluster: PrivateCluster, root: Path, scale: Scale) -> Row:
+    """kill -9 to the driver 4 to 10 parts after its start, and the same command again."""
+    with started(Arena(root, cluster, scale)) as arena:
+        while arena.wait_to_kill(arena.random.randint(4, 10)):
+            _kill_the_driver(arena)
+        return arena.row("driver")
 
 
-Scenario = Callable[[Path, Scale], Row]
+def lose_nodes(cluster: PrivateCluster, root: Path, scale: Scale) -> Row:
+    """Whenever ten more parts stand the older node is lost, in turn by kill -9 of its raylet, by kill -9 of
+    all its processes, and gracefully; then another one joins."""
+    with started(Arena(root, cluster, scale)) as arena:
+        while arena.wait_to_kill(10):
+            _lose_a_node(arena, LOSSES[arena.kills % len(LOSSES)])
+        return arena.row("nodes")
+
+
+def kill_everything(cluster: PrivateCluster, root: Path, scale: Scale) -> Row:
+    """At every third part: of ten times a worker eight times, the driver and a node once each; and 0.3 s
+    between part and ack."""
+    with started(Arena(root, cluster, scale, "slow-ack")) as arena:
+        while arena.wait_to_kill(3):
+            die = arena.random.random()
+            if die < 0.1:
+                _kill_the_driver(arena)
+            elif die < 0.2:
+                _lose_a_node(arena, arena.random.choice(LOSSES))
+            else:
+                _kill_one_worker(arena)
+        return arena.row("workers, driver and nodes; 0.3 s between part and ack")
+
+
+def _kill_one_worker(arena: Arena) -> None:
+    workers = arena.cluster.workers()
+    if workers and arena.running:
+        arena.random.choice(workers).kill()
+        arena.kills += 1
+
+
+def _kill_the_driver(arena: Arena) -> None:
+    arena.stop()
+    arena.kills += 1
+    arena.start()
+
+
+def _lose_a_node(arena: Arena, how: How) -> None:
+    _head, oldest, *_ = arena.cluster.nodes
+    arena.cluster.lose(oldest, how)
+    arena.kills += 1
+    arena.cluster.add(num_cpus=1)
+
+
+Scenario = Callable[[PrivateCluster, Path, Scale], Row]
+
+
+def _workers(protocol: str, name: str) -> Scenario:
+    return lambda cluster, root, scale: kill_workers(cluster, root, scale, protocol=protocol, name=name)
+
 
 HONEST: dict[str, Scenario] = {
-    "workers": lambda root, scale: kill_workers(root, scale, name="workers"),
-    "slow-ack": lambda root, scale: kill_workers(
-        root, scale, protocol="slow-ack", name="workers, 0.3 s between part and ack"
-    ),
+    "workers": _workers("honest", "workers"),
+    "slow-ack": _workers("slow-ack", "workers; 0.3 s between part and ack"),
     "driver": kill_driver,
-    "nodes": kill_nodes,
+    "nodes": lose_nodes,
     "all": kill_everything,
 }
 BROKEN: dict[str, Scenario] = {
-    "ack-first": lambda root, scale: kill_workers(
-        root, scale, protocol="ack-first", name="*broken:* ack before work"
-    ),
-    "append": lambda root, scale: kill_workers(root, scale, protocol="append", name="*broken:* parts without keys"),
+    "ack-first": _workers("ack-first", "*broken:* workers; ack before work"),
+    "append": _workers("append", "*broken:* workers; 0.3 s, parts without keys"),
 }
