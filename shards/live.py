@@ -123,8 +123,10 @@ def _begin(layout: Layout) -> Live:
 
 
 def _tidy(layout: Layout) -> None:
-    """Remove what a killed driver left: half-written snapshots, the id check's spill."""
-    files.remove_temps(layout.private)
+    """Remove what a killed driver left: half-written snapshots, plans and orders, the id check's spill.
+    (Those of parts go when the epoch is known: see `reconcile`.)"""
+    for folder in (layout.private, layout.plans, layout.root / "orders"):
+        files.remove_temps(folder)
     for folder in layout.private.glob("ids-*"):
         shutil.rmtree(folder, ignore_errors=True)
 
