@@ -668,6 +668,8 @@ class SimPool:
         self._sim.ledger.submitted(lease)
         process = self.members.get(worker)
         if process is None or process.dead:
+            if process is not None and not self._sim.spares(process):
+                self._excuse(worker)  # the death that is on its way would be counted against this question
             return  # a worker that is already gone is reported by the next poll
         if lease.probe is not None and not lease.probe.whole:
             others = process.touched - {lease.key}
@@ -700,6 +702,17 @@ class SimPool:
         answered = self.recall(process.worker)
         delay = 0 if answered else self._sim.random.randint(0, 3)
         self.send(Died(worker=process.worker, loss=loss, message=f"{process.worker} was killed"), delay)
+
+    def _excuse(self, worker: WorkerId) -> None:
+        """It was the node after all."""
+        self._mail = [
+            (
+                due,
+                number,
+                replace(event, loss=Loss.NODE) if isinstance(event, Died) and event.worker == worker else event,
+            )
+            for due, number, event in self._mail
+        ]
 
     def recall(self, worker: WorkerId) -> bool:
         """What is on its way from a worker that is gone: some arrives at once, some too late, most never.
@@ -1103,6 +1116,7 @@ class Simulation:
         """A CUDA error: the worker says so and ends itself."""
         if process.jobs:
             job = _first(process.jobs)
+            self.ledger.bury(process)
             self._fail(process, job, _error("DeviceBroken", Stage.SCORE))
         self.pool.die(process, Loss.NODE)
 
@@ -1113,15 +1127,14 @@ class Simulation:
 
     def spares(self, process: Process) -> bool:
         """Whether to strike. Blame is confirmed by a second death on the same question; no design can tell
-        two outside kills on it from a killer. So each question of a search is struck once in a driver's
-        life (and reading the shard three times)."""
+        two outside kills on it from a killer. So a question about one document is struck once in a driver's
+        life; reading the shard, and scoring all of it, twice."""
         view = self.scheduler.workers.get(process.worker) if self.scheduler else None
         for key, lease in view.held.items() if view else ():
             if lease.probe is not None:
                 question = (key, lease.probe.offset, lease.probe.whole, lease.probe.single)
-                cold = lease.probe.offset is None and not lease.probe.whole
                 self._struck[question] = self._struck.get(question, 0) + 1
-                if self._struck[question] > (3 if cold else 1):
+                if self._struck[question] > (2 if lease.probe.offset is None else 1):
                     return False
         return True
 
