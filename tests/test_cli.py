@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import yaml
 from typer.main import get_command
 
 from jobs.cli import app
+from jobs.driver import Exit
 from shards.types import CorpusSpec, Event, EventKind
 from tests.outputs import Output, write_corpus
 
@@ -209,6 +211,24 @@ def test_every_command_is_in_the_readme_and_explains_itself() -> None:
     for command in commands:
         assert f"rescore {command}" in readme
         assert rescore(*command.split(), "--help").returncode == 0
+
+
+def test_every_exit_code_is_explained_in_the_readme_and_for_operators() -> None:
+    for page in ("README.md", "docs/operations.md"):
+        text = (REPO / page).read_text()
+        assert [code for code in Exit if f"\n| {code.value} | " not in text] == [], page
+
+
+def test_every_link_of_the_pages_leads_somewhere() -> None:
+    for page in (REPO / "README.md", REPO / "ARCHITECTURE.md", REPO / "docs" / "operations.md"):
+        text = page.read_text()
+        anchors = {
+            re.sub(r"[^a-z0-9 -]", "", h.lower()).replace(" ", "-") for h in re.findall(r"^#+ (.+)$", text, re.M)
+        }
+        for target in re.findall(r"\]\(([^)]+)\)", text):
+            path, _, anchor = target.partition("#")
+            assert not path or (page.parent / path).exists(), f"{page.name}: {target}"
+            assert path or anchor in anchors, f"{page.name}: {target}"
 
 
 def test_entry_script_leaves_its_own_directory_off_the_path() -> None:

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import errno
+import re
+from pathlib import Path
 from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.retry import RetryPolicy, Verdict, backoff, classify, exhausted, streak_limit, table, too_many_dead
+from jobs.retry import (
+    FATAL_WRITES,
+    TABLE,
+    RetryPolicy,
+    Verdict,
+    backoff,
+    classify,
+    exhausted,
+    streak_limit,
+    table,
+    too_many_dead,
+)
 from jobs.worker import describe
 from ranker.errors import DeviceBroken, RankerError
 from shards.errors import CorpusChanged, ShardUnreadable
@@ -45,6 +58,14 @@ def test_classify_subclass_of_a_known_error_inherits_its_verdict() -> None:
         pass
 
     assert classify(describe(ThrottledError(), Stage.READ)) is Verdict.TRANSIENT
+
+
+def test_operations_page_explains_the_table_row_by_row() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "operations.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| (\w+) \| .+ \|$", page, re.MULTILINE)
+    assert rows == [(name, str(verdict)) for name, verdict in TABLE.items()]
+    for code in FATAL_WRITES:
+        assert errno.errorcode[code] in page
 
 
 @given(st.integers(1, 200), st.integers(0, 1000))
