@@ -601,3 +601,15 @@ def test_scheduler_users_table_decides() -> None:
     bench.pool.fail(error=an_error("TimeoutError"))
     bench.tick()
     assert bench.store.kinds(bench.shards[0]) == ["leased", "failed", "dead"]
+
+
+def test_breaker_gives_nothing_back_to_shards_that_are_dead() -> None:
+    bench = Bench([a_shard(i) for i in range(3)])
+    bench.tick()
+    bench.pool.fail(error=an_error("ShardUnreadable"))
+    bench.tick()
+    bench.pool.fail(error=an_error(stage=Stage.WRITE, errno=errno.ENOSPC))
+    bench.tick()
+    bench.scheduler.abandon("the disk is full")
+    assert bench.store.kinds(bench.shards[0]) == ["leased", "failed", "dead"]
+    assert returned(bench) == []
