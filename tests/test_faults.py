@@ -17,8 +17,10 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
+from shards.layout import Layout
+from shards.lock import holder
 from tests.chaos.cluster import How, PrivateCluster, private_cluster
-from tests.projects import REPO, Project, wait_until
+from tests.projects import Project, wait_until
 
 pytestmark = pytest.mark.ray
 
@@ -71,7 +73,7 @@ def slow(count: int) -> list[str]:
     return [f"slow {i}" for i in range(count)]
 
 
-@pytest.mark.parametrize("how", ["graceful", "raylet", "all"])
+@pytest.mark.parametrize("how", ["graceful", "raylet"])  # "all": see below
 def test_node_lost_in_any_way_costs_only_what_it_held(
     elsewhere: Elsewhere, cluster: PrivateCluster, how: How
 ) -> None:
@@ -104,7 +106,7 @@ def test_nodes_that_join_get_workers_and_the_loss_of_all_is_waited_for(
     cluster.lose(second, "all")
     assert driver.stdout is not None
     said = next(line for line in driver.stdout if line.startswith("Waiting"))
-    assert "0 of 0 CPU" in said
+    assert "(1 CPU each); free in the cluster: 0 of" in said
     (elsewhere.marks / "open").touch()
     third = cluster.add(num_cpus=2)
     output, _ = driver.communicate(timeout=60)
@@ -223,7 +225,7 @@ def test_ray_job_stopped_with_or_without_time_to_drain_leaves_a_resumable_run(pr
         wait_until(lambda: len(parts_of(here)()) > done + 2)
         stop(here, cluster, "drained")
         assert state_of(here) == "interrupted"
-        assert here.sql("SELECT message FROM runs ORDER BY run DESC LIMIT 1")[0][0].startswith("interrupted;")
+        assert here.sql("SELECT exit_code FROM runs ORDER BY run DESC LIMIT 1") == [(5,)]
         assert here.sql("SELECT count(*) FROM shards WHERE state = 'leased'") == [(0,)]
         assert here.attempts("died") == 0
         resumed = here.run()
@@ -233,7 +235,7 @@ def test_ray_job_stopped_with_or_without_time_to_drain_leaves_a_resumable_run(pr
 
 
 def submit(project: Elsewhere, cluster: PrivateCluster, name: str, variables: dict[str, str]) -> None:
-    environment = json.dumps({"env_vars": variables, "working_dir": str(REPO)})
+    environment = json.dumps({"env_vars": variables})
     command = ["submit", "--no-wait", "--submission-id", name, "--runtime-env-json", environment, "--"]
     command += [*project.command("run", project.write_config(), "--root", str(project.root))]
     # The head's agent for jobs may be a second behind the head itself.
@@ -244,7 +246,7 @@ def stop(project: Elsewhere, cluster: PrivateCluster, name: str) -> None:
     """And wait until it has stopped."""
     done = job(project, cluster, "stop", name)
     assert done.returncode == 0, done.stdout + done.stderr
-    wait_until(lambda: state_of(project) != "running")
+    wait_until(lambda: holder(Layout(project.output)) is None)
 
 
 def job(project: Elsewhere, cluster: PrivateCluster, what: str, *args: str) -> subprocess.CompletedProcess[str]:
