@@ -26,7 +26,7 @@ test: $(STAMP)  ## The whole test suite
 	$(BIN)/python -m pytest
 
 SEEDS ?= 100000
-simulate: $(STAMP)  ## The scheduler through SEEDS seeded failures (100000, about ten minutes); prints how to replay one
+simulate: $(STAMP)  ## The scheduler through SEEDS seeded failures (100000: some minutes); prints how to replay one
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --jobs 2
 
 lint: $(STAMP)  ## Linter, formatter, type checker, import walls

@@ -9,7 +9,7 @@ or never, a driver that dies between any two of its effects and starts again fro
 After every step the invariant is checked (`Ledger`); at the end every document must stand exactly once
 and have the fate it deserves. Two disks carry the durable state:
 
-- `ModelDisk` keeps parts and events in memory, by the manifest's rules: 10 to 20 ms a seed, so the
+- `ModelDisk` keeps parts and events in memory, by the manifest's rules: 2 to 4 ms a seed, so the
   ordinary test run can afford thousands.
 - `RealDisk` is the real `Manifest`, `reconcile`, `ManifestStore` and parts on a file system: about a
   hundred times slower, for the fsyncs. It carries a `ModelDisk` along and compares what both know at every
