@@ -23,7 +23,8 @@ from jobs.config import Config, is_hub_id
 from jobs.progress import Reporter, View
 from jobs.retry import RetryPolicy
 from jobs.retry import table as retry_table
-from jobs.scheduler import Scheduler, Stop, StopKind, WorkerView
+from jobs.scheduler import Scheduler
+from jobs.state import Stop, StopKind, WorkerView
 from jobs.store import ManifestStore
 from jobs.worker import WorkerSpec
 from ranker import fingerprint, hub

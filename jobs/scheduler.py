@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import heapq
 import logging
-from collections import Counter, deque
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from random import Random
-from typing import TypeVar
 
 from jobs.isolation import Isolation
 from jobs.protocol import (
@@ -37,6 +35,19 @@ from jobs.protocol import (
 )
 from jobs.retry import RetryPolicy, Verdict, backoff, classify, exhausted, streak_limit, too_many_dead
 from jobs.spans import Spans
+from jobs.state import (
+    Charge,
+    Hopeless,
+    Judged,
+    Stop,
+    StopKind,
+    Tally,
+    WorkerView,
+    most_common,
+    spent,
+    unreadable,
+    whole_failure,
+)
 from shards.types import (
     CHARGE_RETURNED,
     Event,
@@ -55,91 +66,6 @@ log = logging.getLogger("rescore")
 _MAX_MEMORY_KILLS = 2
 _MAX_VOIDED = 3
 """Leases of one shard that drivers took with them when they died, before the shard is searched."""
-
-
-class StopKind(StrEnum):
-    """refused: the user must change something. breaker: nothing succeeds. fatal: the output fails."""
-
-    REFUSED = "refused"
-    BREAKER = "breaker"
-    FATAL = "fatal"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stop:
-    """Why the run ends before its work does."""
-
-    kind: StopKind
-    message: str
-    traceback: str = ""
-
-
-@dataclass(slots=True, kw_only=True)
-class WorkerView:
-    """A worker that is ready: what it holds, until when, and what it has done."""
-
-    info: WorkerInfo
-    since: float = 0.0
-    """When it became ready, by the monotonic clock."""
-    fresh: bool = True
-    """Whether it has not been leased anything yet."""
-    held: dict[ShardKey, Lease] = field(default_factory=dict)
-    deadline: float = 0.0
-    keys: int = 0
-    shards: int = 0
-    seconds: dict[str, float] = field(default_factory=dict)
-    progress: dict[ShardKey, int] = field(default_factory=dict)
-
-
-@dataclass(slots=True, kw_only=True)
-class Tally:
-    """What this run has done so far, in keys (documents × queries) and shards."""
-
-    scored: int = 0
-    dead: int = 0
-    shards_done: int = 0
-    shards_dead: int = 0
-    adopted: int = 0
-    retries: int = 0
-    deaths: int = 0
-    stale: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Charge:
-    """An event that was charged to a shard (or made it a suspect while no worker had ever scored anything),
-    and that the breaker may take back."""
-
-    kind: EventKind
-    lease: Lease
-    worker: WorkerInfo
-
-
-@dataclass(frozen=True, slots=True)
-class _Hopeless:
-    """Why a shard is to be dead, once it is known that its neighbours are not all like it."""
-
-    failure: Failure
-    worker: str
-
-
-@dataclass(slots=True)
-class _Judged:
-    """What this run has given a verdict on, in keys; redriven documents apart, which were dead before."""
-
-    keys: int = 0
-    dead: int = 0
-    shards: int = 0
-    causes: Counter[str] = field(default_factory=Counter)
-    samples: dict[str, Failure] = field(default_factory=dict)
-
-    def add(self, footer: Footer) -> None:
-        self.keys += footer.expected
-        self.dead += footer.dead
-        self.shards += 1
-        for failure in footer.failures:
-            self.causes[failure.error_type] += footer.expected if footer.whole else 1
-            self.samples[failure.error_type] = failure
 
 
 class Scheduler:
@@ -180,9 +106,9 @@ class Scheduler:
         self._events: list[Event] = []
         self._streak = 0
         self._streak_errors: deque[ErrorReport] = deque(maxlen=100)
-        self._charges: list[_Charge] = []
-        self._hopeless: dict[ShardKey, _Hopeless] = {}
-        self._judged = _Judged()
+        self._charges: list[Charge] = []
+        self._hopeless: dict[ShardKey, Hopeless] = {}
+        self._judged = Judged()
         self._start_failures = 0
         self._started = False
         self._last_tick = clock.monotonic()
@@ -203,9 +129,9 @@ class Scheduler:
         """At the start: what earlier runs had trouble with does not go through the ordinary spans."""
         history = self._histories[shard.key]
         if shard.unreadable:
-            self._bury(shard, _unreadable(shard))
+            self._bury(shard, unreadable(shard))
         elif exhausted(history, self._policy):
-            self._bury(shard, _spent(shard, history))
+            self._bury(shard, spent(history))
         elif history.died or history.voided >= _MAX_VOIDED:
             if history.died > 1 or history.voided >= _MAX_VOIDED:
                 self._isolate(shard)
@@ -380,7 +306,7 @@ class Scheduler:
         self._streak_errors.append(error)
         limit = streak_limit(self._policy, trusted=False)
         if not self.trusted and limit is not None and self._streak >= limit:
-            cause, count = _most_common(self._streak_errors)
+            cause, count = most_common(self._streak_errors)
             self._halt(
                 StopKind.BREAKER,
                 cause,
@@ -407,14 +333,14 @@ class Scheduler:
     def _give_up(self, shard: Shard, error: ErrorReport, *, worker: str, passing: bool = False) -> None:
         """The shard's budget is spent: it is dead, unless its neighbours are about to show that it is not
         to blame. `passing`: by something that might have passed, which a whole storage system can have."""
-        failure = _failure(shard, error)
+        failure = whole_failure(error)
         limit = streak_limit(self._policy, trusted=self.trusted)
         if limit is None or (self.trusted and not passing):
             self._bury(shard, failure, worker=worker)
             return
-        self._hopeless[shard.key] = _Hopeless(failure, worker)
+        self._hopeless[shard.key] = Hopeless(failure, worker)
         if len(self._hopeless) >= limit:
-            cause, count = _most_common([item.failure for item in self._hopeless.values()])
+            cause, count = most_common([item.failure for item in self._hopeless.values()])
             self._halt(
                 StopKind.BREAKER,
                 cause,
@@ -428,7 +354,7 @@ class Scheduler:
         if self._hopeless and not self._barren:
             self._bury_hopeless()
         elif self._barren and not self.trusted:
-            cause, _ = _most_common(self._streak_errors)
+            cause, _ = most_common(self._streak_errors)
             self._halt(StopKind.BREAKER, cause, "every document of all shards that are left failed while scoring")
 
     def _bury_hopeless(self) -> None:
@@ -438,7 +364,7 @@ class Scheduler:
 
     def _charge(self, kind: EventKind, lease: Lease, worker: WorkerInfo, error: ErrorReport) -> None:
         self._record(kind, lease, worker=worker, error=error)
-        self._charges.append(_Charge(kind, lease, worker))
+        self._charges.append(Charge(kind, lease, worker))
 
     def _give_back(self, reason: str) -> None:
         """After a stop: what was charged since the last success; a plain rerun then has a full budget. Else,
@@ -720,49 +646,3 @@ class Scheduler:
         if self._events:
             events, self._events = self._events, []
             self._store.commit(events)
-
-
-T = TypeVar("T", ErrorReport, Failure)
-
-
-def _most_common(errors: Collection[T]) -> tuple[T, int]:
-    """The last error of the type that most of them have, and how many have it."""
-    last = {error.error_type: error for error in errors}
-    name, count = Counter(error.error_type for error in errors).most_common(1)[0]
-    return last[name], count
-
-
-def _failure(shard: Shard, error: ErrorReport) -> Failure:
-    """The one failure that stands for all documents of a dead shard: it has no row, or a redrive would ask
-    for that row alone."""
-    return Failure(
-        row=None,
-        doc_id=None,
-        stage=error.stage,
-        error_type=error.error_type,
-        message=error.message,
-        traceback=error.traceback,
-    )
-
-
-def _unreadable(shard: Shard) -> Failure:
-    return Failure(
-        row=None,
-        doc_id=None,
-        stage=Stage.READ,
-        error_type="UnreadableFile",
-        message=f"{shard.file}: {shard.unreadable}",
-        traceback="",
-    )
-
-
-def _spent(shard: Shard, history: History) -> Failure:
-    return Failure(
-        row=None,
-        doc_id=None,
-        stage=Stage.WORKER,
-        error_type="BudgetSpent",
-        message=f"{history.failed} failed attempts and {history.died} dead workers before this run; "
-        "see the table `attempts`",
-        traceback="",
-    )

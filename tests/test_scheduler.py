@@ -11,7 +11,8 @@ import pytest
 
 from jobs.protocol import Done, ErrorReport, Lease, Loss, Refused
 from jobs.retry import RetryPolicy, table
-from jobs.scheduler import Scheduler, StopKind
+from jobs.scheduler import Scheduler
+from jobs.state import StopKind
 from shards.types import EventKind, History, Shard, ShardKey, ShardState, Stage
 from tests.fakes import FakeClock, FakePool, FakeStore, a_failure, a_footer, a_shard, an_error
 

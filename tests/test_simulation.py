@@ -12,7 +12,8 @@ import pytest
 
 from jobs.isolation import Isolation, Step
 from jobs.protocol import Died, Done, ErrorReport, Failed, Lease, Probed, Progress, Store
-from jobs.scheduler import Scheduler, WorkerView
+from jobs.scheduler import Scheduler
+from jobs.state import WorkerView
 from shards import files
 from shards.types import Event, EventKind, Failure, Footer, Shard
 from tests import simulation
