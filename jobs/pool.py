@@ -31,6 +31,7 @@ from shards.types import Stage
 log = logging.getLogger("rescore")
 
 _RECOUNT_S = 10.0
+_SLOW_START_S = 120.0
 _TOKEN = "RAY_AUTH_TOKEN"  # noqa: S105 - its name
 
 _own_clusters: set[str] = set()
@@ -149,6 +150,9 @@ class RayPool:
         """What the pool has waited for these ten seconds or more, in one line; None if for nothing."""
         now = time.monotonic()
         late = [now - m.since for m in self._members.values() if m.placing is not None and now - m.since > 10]
+        slow = [now - m.since for m in self._members.values() if m.starting is not None]
+        if not late and max(slow, default=0.0) > _SLOW_START_S:
+            return f"{len(slow)} workers have been loading their ranker for up to {max(slow):.0f} s"
         if not late:
             return None
         free, total = ray.available_resources(), ray.cluster_resources()

@@ -111,11 +111,13 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probed:
-    """The worker has survived the lease's probe."""
+    """The worker has survived the lease's probe of the document at `offset` (None: the warm-up). All probes
+    of a search share an attempt; the offset tells a second answer to the last question from one to this."""
 
     worker: WorkerId
     key: ShardKey
     attempt: int
+    offset: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -208,7 +208,7 @@ class Scheduler:
     def _on_report(self, event: Progress | Probed | Done | Failed) -> None:
         worker = self.workers.get(event.worker)
         lease = worker.held.get(event.key) if worker else None
-        if worker is None or lease is None or lease.attempt != event.attempt:
+        if worker is None or lease is None or not _answers(event, lease):
             # A zombie's or an old attempt's. Its part, if it wrote one, is found by whoever tries again.
             self.tally.stale += 1
             log.info("refused a stale report of %s: %s attempt %d", event.worker, event.key, event.attempt)
@@ -646,3 +646,12 @@ class Scheduler:
         if self._events:
             events, self._events = self._events, []
             self._store.commit(events)
+
+
+def _answers(event: Progress | Probed | Done | Failed, lease: Lease) -> bool:
+    """Whether the report is of this attempt, and of the question that is open."""
+    if isinstance(event, Probed):
+        probe = lease.probe
+        asked = probe is not None and not probe.whole and probe.offset == event.offset
+        return asked and lease.attempt == event.attempt
+    return lease.attempt == event.attempt

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shards import parts
+from shards import footers, parts
+from shards.errors import PartDamaged
 from shards.layout import Layout
 from shards.manifest import Manifest
 from shards.types import Event, Failure, Footer, Plan, Shard
@@ -20,8 +21,21 @@ class ManifestStore:
         self._manifest.commit(self._run, events)
 
     def find(self, shard: Shard) -> Footer | None:
-        path = self._layout.part(self._plan.model_version, self._plan.epoch, *shard.key)
-        return parts.read_footer(path) if path.exists() else None
+        plan = self._plan
+        path = self._layout.part(plan.model_version, plan.epoch, *shard.key)
+        try:
+            footer = parts.read_footer(path)
+        except (FileNotFoundError, PartDamaged):
+            return None  # whoever scores the shard again puts its own part there
+        mine = footers.answers(
+            footer,
+            shard,
+            model_version=plan.model_version,
+            epoch=plan.epoch,
+            binding=plan.binding.digest,
+            keys=shard.keys(plan.queries),
+        )
+        return footer if mine else None
 
     def bury(self, shard: Shard, failure: Failure, *, attempt: int, attempts: int, worker: str) -> Footer:
         expected = shard.keys(self._plan.queries)

@@ -205,7 +205,7 @@ class Worker:
             for _ in self._ranker.score(self._ranker.prepare(pairs)):
                 yield self._progress(lease, 0)
         course.outcome = f"survived {probe.offset}"
-        yield Probed(worker=self._spec.worker, key=lease.key, attempt=lease.attempt)
+        yield Probed(worker=self._spec.worker, key=lease.key, attempt=lease.attempt, offset=probe.offset)
 
     def _keys(self, lease: Lease, rows: ShardRows) -> tuple[_Keys, list[Failure]]:
         """What is to be scored, and what has failed already: documents that could not be read, and those

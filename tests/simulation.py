@@ -932,7 +932,10 @@ class Simulation:
             if self._is_lethal(process, subject, [offset]) or self._hiccups(process, job, subject, 0.2):
                 return
         del process.jobs[lease.key]
-        self.pool.send(Probed(worker=process.worker, key=lease.key, attempt=lease.attempt), self._late())
+        self.pool.send(
+            Probed(worker=process.worker, key=lease.key, attempt=lease.attempt, offset=lease.probe.offset),
+            self._late(),
+        )
 
     def _advance(self, process: Process, job: Job) -> None:
         """One phase of a shard further."""

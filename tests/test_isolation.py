@@ -74,7 +74,9 @@ class Deadly:
                 else:
                     self.pool.die(worker)
             elif lease.probe is not None and not lease.probe.whole:
-                self.pool.say(Probed(worker=worker, key=lease.key, attempt=lease.attempt))
+                self.pool.say(
+                    Probed(worker=worker, key=lease.key, attempt=lease.attempt, offset=lease.probe.offset)
+                )
             else:
                 self.published[lease.key] = lease
                 self.pool.done(self.pool.submitted.index((worker, lease)), footer=self.footer(lease))

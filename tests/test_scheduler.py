@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from jobs.protocol import Done, ErrorReport, Lease, Loss, Refused
+from jobs.protocol import Done, ErrorReport, Lease, Loss, Probed, Refused
 from jobs.retry import RetryPolicy, table
 from jobs.scheduler import Scheduler
 from jobs.state import StopKind
@@ -357,6 +357,18 @@ def test_scheduler_workers_that_never_start_open_the_breaker() -> None:
         bench.tick()
     assert bench.scheduler.stop is not None
     assert bench.scheduler.stop.kind is StopKind.BREAKER
+
+
+def test_scheduler_second_answer_to_the_last_question_is_refused() -> None:
+    shard = a_shard(0)
+    bench = Bench([shard], histories={shard.key: History(state=ShardState.PENDING, died=2)})
+    bench.tick()
+    warmed = Probed(worker="w1", key=shard.key, attempt=1, offset=None)
+    bench.pool.say(warmed)
+    bench.pool.say(warmed)
+    bench.tick()
+    assert bench.scheduler.tally.stale == 1
+    assert [lease.probe.offset for lease in bench.leases() if lease.probe] == [None, 0]
 
 
 def test_scheduler_drain_finishes_what_is_in_flight_and_leases_nothing_more() -> None:
