@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import platform
+import shutil
 import signal
 import socket
 import sys
@@ -153,6 +154,7 @@ class _Driver:
         finally:
             try:
                 self._end(outcome)
+                shutil.rmtree(self._layout.crashes, ignore_errors=True)
                 # Last: with a cluster that was killed around us, Ray can take a minute over this.
                 self._close_pool()
             except (OSError, ManifestError) as e:

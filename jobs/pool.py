@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import secrets
 import socket
 import time
@@ -245,7 +246,7 @@ class RayPool:
     def _on_death(self, worker: WorkerId, member: _Member, e: RayError) -> PoolEvent:
         loss = _loss(e, member.node)
         self.kill(worker)
-        return Died(worker=worker, loss=loss, message=_first_lines(e))
+        return Died(worker=worker, loss=loss, message=_last_words(e))
 
 
 def _loss(e: RayError, node: str) -> Loss:
@@ -257,6 +258,16 @@ def _loss(e: RayError, node: str) -> Loss:
     if "its node has died" in str(e) or (node and not any(n["Alive"] for n in ray.nodes() if n["NodeID"] == node)):
         return Loss.NODE
     return Loss.PROCESS
+
+
+def _last_words(e: RayError) -> str:
+    """What Ray knows of a death, without its ids and its advice: the pid, and how the process ended."""
+    text = " ".join(str(e).split())
+    pid = re.search(r"\bpid: (\d+)", text)
+    detail = re.search(r"exit detail: (.*?)(?: Some common causes| There are some potential|$)", text)
+    if detail is None:
+        return _first_lines(e)
+    return f"its process{f' ({pid[0]})' if pid else ''} is gone: {detail[1]}"
 
 
 def _first_lines(e: Exception) -> str:

@@ -192,3 +192,7 @@ class Store(Protocol):
     def bury(self, shard: Shard, failure: Failure, *, attempt: int, attempts: int, worker: str) -> Footer:
         """Publish a part that says the whole shard is dead; returns the verdict that stands."""
         ...
+
+    def last_words(self, worker: WorkerId) -> str:
+        """The stacks that a worker wrote down when a fatal signal ended it; empty if it could not."""
+        ...

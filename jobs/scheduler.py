@@ -415,8 +415,8 @@ class Scheduler:
         error = ErrorReport(
             error_type="WorkerDied",
             bases=("WorkerDied",),
-            message=event.message,
-            traceback="",
+            message=f"{event.worker}{f' on node {worker.info.node[:12]}' if worker else ''}: {event.message}",
+            traceback=self._store.last_words(event.worker),
             stage=Stage.WORKER,
         )
         if worker is None:

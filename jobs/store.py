@@ -37,19 +37,18 @@ class ManifestStore:
         )
         return footer if mine else None
 
+    def last_words(self, worker: str) -> str:
+        try:
+            return self._layout.crash(self._run, worker).read_text(errors="replace")[-8000:]
+        except OSError:
+            return ""
+
     def bury(self, shard: Shard, failure: Failure, *, attempt: int, attempts: int, worker: str) -> Footer:
         expected = shard.keys(self._plan.queries)
-        footer = Footer(
+        footer = Footer.of(
+            shard,
             model_version=self._plan.model_version,
             epoch=self._plan.epoch,
-            shard_id=shard.shard_id,
-            generation=shard.generation,
-            file=shard.file,
-            file_fingerprint=shard.fingerprint,
-            row_group=shard.row_group,
-            start=shard.start,
-            rows=shard.rows,
-            first_row=shard.first_row,
             binding=self._plan.binding.digest,
             expected=expected,
             scored=0,

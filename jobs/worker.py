@@ -7,6 +7,7 @@ written, and memory is bounded by how many shards the driver lends the worker.
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 import sys
@@ -118,6 +119,7 @@ class Worker:
             stream=sys.stderr,
             format=f"%(asctime)s %(levelname)s node={node} worker={self._spec.worker} %(message)s",
         )
+        self._write_last_words()
         for path in self._spec.import_paths:
             if path not in sys.path:
                 sys.path.append(path)
@@ -135,6 +137,16 @@ class Worker:
             label_scores=self._spec.label_scores,
         )
         return WorkerInfo(worker=self._spec.worker, node=node, pid=os.getpid(), ranker=dict(self._ranker.info))
+
+    def _write_last_words(self) -> None:
+        """A fatal signal (SIGSEGV, SIGABRT, …) leaves the stacks of all threads where the driver finds them."""
+        path = self._layout.crash(self._spec.run, self._spec.worker)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._last_words = path.open("w")  # kept open: nothing can be opened while a process dies
+            faulthandler.enable(self._last_words)
+        except OSError as e:
+            log.warning("no room for last words: %s", e)
 
     def score(self, lease: Lease) -> Iterator[Report]:
         """One shard, from its pointer to its part; or one probe of it. Heartbeats on the way; the last
@@ -247,17 +259,10 @@ class Worker:
             text_hashes=[parts.text_hash(*keys.pairs[i]) for i in kept],
             shard_id=shard.shard_id,
         )
-        footer = Footer(
+        footer = Footer.of(
+            shard,
             model_version=spec.model_version,
             epoch=spec.epoch,
-            shard_id=shard.shard_id,
-            generation=shard.generation,
-            file=shard.file,
-            file_fingerprint=shard.fingerprint,
-            row_group=shard.row_group,
-            start=shard.start,
-            rows=shard.rows,
-            first_row=shard.first_row,
             binding=spec.binding,
             expected=len(kept) + len(failures),
             scored=len(kept),

@@ -64,6 +64,15 @@ class Layout:
         folder = self.epoch_dir(model_version, epoch) / shard_id[:2]
         return folder / f"{shard_id}.g{generation}.parquet"
 
+    def crash(self, run: int, worker: str) -> Path:
+        """Where a worker writes its stacks if a fatal signal ends it."""
+        return self.crashes / f"run{run}-{worker}.txt"
+
+    @property
+    def crashes(self) -> Path:
+        """Of one run at a time; what matters stands in the dead letters."""
+        return self.private / "crashes"
+
     def orders_dir(self, model_version: str) -> Path:
         return self.root / "orders" / check_name(model_version)
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Literal
+from typing import Any, Literal
 
 DocId = str | int
 IdType = Literal["string", "int64"]
@@ -148,6 +148,21 @@ class Footer:
     worker: str
     attempts: int = 1
     """Tries that were charged to the shard, this one included."""
+
+    @classmethod
+    def of(cls, shard: Shard, **verdict: Any) -> Footer:
+        """The footer of a part of `shard`: its pointer, and what `verdict` says in all other fields."""
+        return cls(
+            shard_id=shard.shard_id,
+            generation=shard.generation,
+            file=shard.file,
+            file_fingerprint=shard.fingerprint,
+            row_group=shard.row_group,
+            start=shard.start,
+            rows=shard.rows,
+            first_row=shard.first_row,
+            **verdict,
+        )
 
     @property
     def key(self) -> ShardKey:

@@ -63,17 +63,10 @@ def a_footer(
     worker: str = "w1",
     failures: tuple[Failure, ...] = (),
 ) -> Footer:
-    return Footer(
+    return Footer.of(
+        shard,
         model_version="mv",
         epoch=1,
-        shard_id=shard.shard_id,
-        generation=shard.generation,
-        file=shard.file,
-        file_fingerprint=shard.fingerprint,
-        row_group=shard.row_group,
-        start=shard.start,
-        rows=shard.rows,
-        first_row=shard.first_row,
         binding="b",
         expected=shard.docs,
         scored=0 if whole else shard.docs - dead,
@@ -113,6 +106,9 @@ class FakeStore:
     def bury(self, shard: Shard, failure: Failure, *, attempt: int, attempts: int, worker: str) -> Footer:
         footer = a_footer(shard, whole=True, attempt=attempt, worker=worker, failures=(failure,))
         return self.parts.setdefault(shard.key, footer)
+
+    def last_words(self, worker: WorkerId) -> str:
+        return ""
 
     def kinds(self, shard: Shard) -> list[str]:
         """The shard's history, as names of events."""

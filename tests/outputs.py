@@ -176,17 +176,10 @@ def make_output(root: Path, *, docs: int = 25, group: int = 10, shard_size: int 
 
 def make_footer(plan: Plan, shard: Shard, *, run: int = 1) -> Footer:
     """A footer for the shard, without a verdict."""
-    return Footer(
+    return Footer.of(
+        shard,
         model_version=plan.model_version,
         epoch=plan.epoch,
-        shard_id=shard.shard_id,
-        generation=shard.generation,
-        file=shard.file,
-        file_fingerprint=shard.fingerprint,
-        row_group=shard.row_group,
-        start=shard.start,
-        rows=shard.rows,
-        first_row=shard.first_row,
         binding=plan.binding.digest,
         expected=shard.keys(plan.queries),
         scored=0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -55,7 +56,7 @@ class Faults(Length):
 
     `kill-worker`: SIGKILL to its own process. `kill-driver`: SIGKILL to the holder of `output`'s lock.
     `stop-driver`: SIGTERM to it. `gate`: waits until the file `marks`/open exists.
-    `always-kill-worker`: every time.
+    `always-kill-worker` and `segfault`: every time.
     """
 
     def __init__(self, marks: str, output: str) -> None:
@@ -70,6 +71,8 @@ class Faults(Length):
         first = self._mark(text) if "-" in text or text == "gate" else False
         if text == "always-kill-worker":
             os.kill(os.getpid(), signal.SIGKILL)
+        if text == "segfault":
+            ctypes.string_at(0)
         if first and text == "kill-worker":
             os.kill(os.getpid(), signal.SIGKILL)
         if first and text == "kill-driver":

@@ -745,6 +745,9 @@ class SimStore:
         self._sim.ledger.committed(events)
         self._sim.point("after commit")
 
+    def last_words(self, worker: str) -> str:
+        return ""
+
     def find(self, shard: Shard) -> Footer | None:
         footer = self._sim.disk.find(shard)
         self._sim.point("find")

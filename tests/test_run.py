@@ -115,16 +115,22 @@ def test_run_worker_killed_its_shards_are_scored_elsewhere(project: Project) -> 
     assert project.verify()["ok"]
 
 
-def test_run_document_that_kills_its_worker_costs_one_document(project: Project) -> None:
+@pytest.mark.parametrize("text", ["always-kill-worker", "segfault"])
+def test_run_document_that_kills_its_worker_costs_one_document(project: Project, text: str) -> None:
     with_faults(project)
     texts = ["x"] * 60
-    texts[37] = "always-kill-worker"
+    texts[37] = text
     project.corpus(texts)
     done = project.run()
     assert done.returncode == 3, done.stderr
     assert project.sql("SELECT count(*), count(DISTINCT doc_id) FROM scores") == [(59, 59)]
     letters = project.sql("SELECT doc_id, row, stage, error_type, docs FROM dead_letters")
     assert letters == [("d37", 37, "worker", "WorkerDied", 1)]
+    [(message, traceback)] = project.sql("SELECT message, traceback FROM dead_letters")
+    assert "it ended" in message
+    assert "pid: " in message
+    assert ("Segmentation fault" in traceback and "_score" in traceback) == (text == "segfault")
+    assert not (project.output / ".rescore" / "crashes").exists()
     assert project.sql("SELECT count(DISTINCT worker) <= 4 FROM attempts WHERE event = 'died'") == [(True,)]
     assert project.sql("SELECT count(*) FROM attempts WHERE event = 'failed'") == [(0,)]
     assert project.verify()["ok"]
