@@ -21,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jobs.config import load_config, resolve_paths
+from jobs.outcome import summary, where_time_went
 from jobs.progress import Reporter
 from ranker.errors import RankerError
 from shards import dlq, export, snapshot, verify
@@ -118,34 +119,6 @@ def run(
     sys.exit(int(outcome.exit))
 
 
-def summary(outcome: Any) -> list[str]:
-    """How a run ended, in a few lines."""
-    if outcome.message and not outcome.model_version:
-        return [f"rescore: {outcome.message}"]  # it ended before there was anything to count
-    lines = [
-        f"{outcome.state.replace('_', ' ').capitalize()}: {outcome.scored:,} scored, {outcome.dead:,} dead, "
-        f"{outcome.expected - outcome.scored - outcome.dead:,} missing of {outcome.expected:,}"
-        + (f" ({outcome.duplicates:,} duplicates left out)" if outcome.duplicates else "")
-        + f"; {outcome.seconds:.1f} s in all."
-    ]
-    if outcome.scored_now and outcome.scoring_seconds:
-        rate = outcome.scored_now / outcome.scoring_seconds
-        lines.append(
-            f"Scored {outcome.scored_now:,} now: {rate:,.0f} docs/s, the workers' start included"
-            + _where_time_went(outcome.shares)
-        )
-    if outcome.message:
-        lines.append(f"rescore: {outcome.message}" if outcome.exit in (2, 4) else outcome.message)
-    if outcome.dead:
-        lines.append(f"Read the dead letters: rescore dlq list {outcome.output}")
-    return lines
-
-
-def _where_time_went(shares: Mapping[str, float]) -> str:
-    parts = ", ".join(f"{stage} {share:.0%}" for stage, share in shares.items() if share >= 0.005)
-    return f". Of the workers' time: {parts}." if parts else "."
-
-
 @app.command()
 def status(
     run: RunDir,
@@ -201,7 +174,7 @@ def _status_table(state: Mapping[str, Any]) -> Table:
 def _worker(worker: Mapping[str, Any]) -> str:
     shares = worker.get("shares") or {}
     shares = json.loads(shares) if isinstance(shares, str) else shares
-    return f"{worker['docs']:,} docs on {worker['device'] or 'cpu'}{_where_time_went(shares)}"
+    return f"{worker['docs']:,} docs on {worker['device'] or 'cpu'}{where_time_went(shares)}"
 
 
 def _duration(seconds: float | None) -> str:

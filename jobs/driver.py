@@ -12,18 +12,17 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime
-from enum import IntEnum
 from importlib.metadata import version
 from random import Random
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from jobs import specs
 from jobs.config import Config, is_hub_id
+from jobs.outcome import Exit, Outcome
 from jobs.progress import Reporter, View
-from jobs.retry import RetryPolicy
-from jobs.retry import table as retry_table
 from jobs.scheduler import Scheduler
 from jobs.state import Stop, StopKind, WorkerView
 from jobs.store import ManifestStore
@@ -38,7 +37,6 @@ from shards.lock import run_lock
 from shards.manifest import Manifest, Resume
 from shards.types import (
     Binding,
-    CorpusSpec,
     Plan,
     Shard,
     ShardState,
@@ -52,37 +50,6 @@ log = logging.getLogger("rescore")
 _SNAPSHOT_S = 2.0
 _SAMPLE_S = 1.0
 _MAX_REPAIRS = 3
-
-
-class Exit(IntEnum):
-    """What a run's end means to whoever started it."""
-
-    COMPLETE = 0
-    UNFORESEEN = 1
-    USAGE = 2
-    DEAD_LETTERS = 3
-    BREAKER = 4
-    INTERRUPTED = 5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """How a run ended. Counts are keys: documents × queries."""
-
-    exit: Exit
-    state: str
-    message: str = ""
-    output: str = ""
-    model_version: str = ""
-    expected: int = 0
-    scored: int = 0
-    dead: int = 0
-    duplicates: int = 0
-    scored_now: int = 0
-    seconds: float = 0.0
-    scoring_seconds: float = 0.0
-    shares: Mapping[str, float] = field(default_factory=dict)
-    workers: Mapping[str, str] = field(default_factory=dict)
 
 
 def run(config: Config, reporter: Reporter, *, now: float | None = None) -> Outcome:
@@ -119,7 +86,7 @@ class _Driver:
         self._config, self._layout, self._manifest = config, layout, manifest
         self._reporter, self._started = reporter, started
         self._model_version = config.ranker.model_version
-        self._corpus = _corpus_spec(config)
+        self._corpus = specs.corpus(config)
         self._interrupts = 0
         self._pool: ray_pool.RayPool | None = None
         self._published, self._publish_cost = 0.0, 0.0
@@ -183,20 +150,7 @@ class _Driver:
     def _resolve_ranker(self) -> RankerSpec:
         """The ranker as the workers get it: a Hub id becomes a local snapshot at one commit, and `auto`
         the dtype that the model_version already has, or that of the cluster's devices."""
-        wanted = self._config.ranker
-        spec = RankerSpec(
-            kind=wanted.kind,
-            checkpoint=wanted.checkpoint or "",
-            revision=wanted.revision,
-            class_path=wanted.class_ or "",
-            options=wanted.options,
-            max_length=wanted.max_length,
-            dtype=wanted.dtype,
-            batch_tokens=wanted.batch_tokens,
-            truncation=wanted.truncation,
-            score_label=wanted.score_label,
-            trust_remote_code=wanted.trust_remote_code,
-        )
+        spec = specs.ranker(self._config)
         if spec.kind == "custom":
             return spec
         if is_hub_id(spec.checkpoint):
@@ -287,7 +241,7 @@ class _Driver:
             store=ManifestStore(self._manifest, self._layout, self._plan, self._run),
             clock=_Clock(),
             random=Random(),  # noqa: S311 - jitter, not a secret
-            policy=self._policy(),
+            policy=specs.policy(self._config),
             histories=self._histories,
             in_flight=workers.in_flight,
             trusted=self._manifest.counts(self._model_version).scored > 0,
@@ -429,18 +383,6 @@ class _Driver:
         ray_pool.connect()
         return 1.0 if ray_pool.can_have_gpus() else 0.0
 
-    def _policy(self) -> RetryPolicy:
-        retry = self._config.retry
-        return RetryPolicy(
-            max_attempts=retry.max_attempts,
-            lease_s=retry.lease_s,
-            backoff_s=retry.backoff_s,
-            backoff_max_s=retry.backoff_max_s,
-            breaker_after=retry.breaker_after,
-            max_dead_fraction=retry.max_dead_fraction,
-            verdicts=retry_table(retry.transient, retry.permanent),
-        )
-
     def _worker_spec(self, *, device: str, threads: int) -> WorkerSpec:
         return WorkerSpec(
             worker="",
@@ -491,19 +433,6 @@ class _Driver:
 class _Clock:
     def monotonic(self) -> float:
         return time.monotonic()
-
-
-def _corpus_spec(config: Config) -> CorpusSpec:
-    corpus = config.corpus
-    return CorpusSpec(
-        path=corpus.path,
-        id_column=corpus.id_column,
-        text_column=corpus.text_column,
-        query_column=corpus.query_column,
-        shard_size=corpus.shard_size,
-        duplicates=corpus.duplicates,
-        skip_unreadable=corpus.skip_unreadable,
-    )
 
 
 def _worker_row(worker: WorkerView) -> dict[str, object]:

@@ -14,7 +14,7 @@ import yaml
 from typer.main import get_command
 
 from jobs.cli import app
-from jobs.driver import Exit
+from jobs.outcome import Exit
 from shards.types import CorpusSpec, Event, EventKind
 from tests.outputs import Output, write_corpus
 
