@@ -111,7 +111,7 @@ def run(
         overrides.append("corpus.skip_unreadable=true")
     checked = resolve_paths(load_config(config, overrides), root=root)
     if root is not None or checked.ranker.kind == "custom":
-        sys.path.append(str(root or "."))
+        sys.path.append(str(Path(root or ".").absolute()))
     reporter = Reporter()
     outcome = driver.run(checked, reporter, now=_BEGAN)
     for line in summary(outcome):
