@@ -188,3 +188,18 @@ class SickDevice(Length):
             (self._marks / "sick").write_text(str(os.getpid()))
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
         return super()._score(text)
+
+
+class Eater(Length):
+    """Of text `eat`, takes memory until somebody ends it; at most 6 GB."""
+
+    @classmethod
+    def fingerprint(cls, **options: Any) -> str:
+        return "eater"
+
+    def _score(self, text: str) -> float:
+        if text == "eat":
+            held = [bytearray(os.urandom(1)) * 250_000_000 for _ in range(24)]
+            while held:
+                time.sleep(0.01)
+        return super()._score(text)
