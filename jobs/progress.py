@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -161,8 +160,3 @@ def eta(view: View, rate: float) -> str:
         return "–"
     seconds = int(max(0, left) / rate)
     return f"{seconds // 3600}:{seconds % 3600 // 60:02}:{seconds % 60:02}"
-
-
-def err_console() -> Console:
-    """A console on stderr."""
-    return Console(file=sys.stderr, highlight=False, soft_wrap=True)
