@@ -84,6 +84,7 @@ class _Course:
     stage: Stage = Stage.READ
     outcome: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
+    beat: float = field(default_factory=time.monotonic)
 
     @contextmanager
     def time(self, stage: str) -> Iterator[None]:
@@ -101,6 +102,14 @@ class _Course:
             if step is None:
                 return
             yield step
+
+    def due(self) -> bool:
+        """Whether it is time for a heartbeat. Not more of them: each costs the driver what an ack costs."""
+        now = time.monotonic()
+        if now - self.beat < _HEARTBEAT_S:
+            return False
+        self.beat = now
+        return True
 
 
 class Worker:
@@ -167,7 +176,8 @@ class Worker:
             with course.time("read"):
                 rows = self._reader.read(lease.shard)
                 keys, failures = self._keys(lease, rows)
-            yield self._progress(lease, 0)
+            if course.due():
+                yield self._progress(lease, 0)
             course.stage = Stage.TOKENIZE
             # All pairs in one go; one by one only where the search for killers asks for it.
             single = lease.probe is not None and lease.probe.single
@@ -175,14 +185,14 @@ class Worker:
             prepared = [self._ranker.prepare(pairs) for pairs in calls]
             for item in prepared:
                 for _ in course.each("tokenize", self._ranker.tokenize(item)):
-                    yield self._progress(lease, 0)
+                    if course.due():
+                        yield self._progress(lease, 0)
         course.stage = Stage.SCORE
         with self._scoring:
-            beat, before = time.monotonic(), 0
+            before = 0
             for item in prepared:
                 for done in course.each("forward", self._ranker.score(item)):
-                    if time.monotonic() - beat > _HEARTBEAT_S:
-                        beat = time.monotonic()
+                    if course.due():
                         yield self._progress(lease, before + done)
                 before += len(item)
             scored = join([self._ranker.result(item) for item in prepared])

@@ -54,6 +54,9 @@ class Manifest:
         self._now = now
         self._seq = self._live.scalar("SELECT coalesce(max(seq), 0) FROM events")
         self._run: int | None = None
+        self._model_version = ""
+        self._headers: dict[str, tuple[int, int]] = {}
+        """model_version → (epoch, queries). A tick's commit must not ask DuckDB twice for what stays."""
 
     @classmethod
     def open(cls, layout: Layout, *, now: Callable[[], datetime]) -> Manifest:
@@ -95,7 +98,7 @@ class Manifest:
                 "INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL, 'running', NULL, NULL, NULL)",
                 [run, model_version, pid, host, command, config_json, json.dumps(dict(versions)), now],
             )
-        self._run = run
+        self._run, self._model_version = run, model_version
         return run
 
     def end_run(self, run: int, *, state: str, exit_code: int, message: str, summary: Mapping[str, object]) -> None:
@@ -112,6 +115,7 @@ class Manifest:
 
         A plan that replaced another one (nothing was published under it) takes its place here too.
         """
+        self._headers.clear()
         planned = [*plan.shards, *shards_of(plan, orders)]
         key = [plan.model_version, plan.epoch]
         table = records.shards(planned, plan, first=0, at=utc(self._now()))
@@ -173,9 +177,8 @@ class Manifest:
         """Append the events of one scheduler tick, and the dead letters their footers bring, in one transaction."""
         if not events:
             return
-        name = self._live.rows("SELECT model_version FROM runs WHERE run = ?", [run])
-        assert name, f"run {run} was not begun"
-        self.append(events, model_version=str(name[0][0]), run=run)
+        assert run == self._run, f"run {run} was not begun"
+        self.append(events, model_version=self._model_version, run=run)
 
     def append(
         self,
@@ -186,12 +189,7 @@ class Manifest:
         at: Sequence[datetime] | None = None,
     ) -> None:
         """As `commit`, with times of their own for events that are found later (`at`, one each)."""
-        header = self._live.rows(
-            "SELECT epoch, queries FROM model_versions WHERE model_version = ? ORDER BY epoch DESC LIMIT 1",
-            [model_version],
-        )
-        assert header, f"{model_version} is not registered"
-        epoch, queries = header[0]
+        epoch, queries = self._header_of(model_version)
         now = utc(self._now())
         times = [now] * len(events) if at is None else at
         entries = [
@@ -202,9 +200,19 @@ class Manifest:
         run = self._run if run is None else run
         with self._live.transaction():
             self._live.append("events", records.events(entries, run=run, model_version=model_version, epoch=epoch))
-            if letters.num_rows:
+            if letters is not None:
                 self._live.append("letters", letters)
         self._seq += len(entries)
+
+    def _header_of(self, model_version: str) -> tuple[int, int]:
+        if model_version not in self._headers:
+            found = self._live.rows(
+                "SELECT epoch, queries FROM model_versions WHERE model_version = ? ORDER BY epoch DESC LIMIT 1",
+                [model_version],
+            )
+            assert found, f"{model_version} is not registered"
+            self._headers[model_version] = found[0]
+        return self._headers[model_version]
 
     def repair(self, model_version: str, keys: Iterable[ShardKey]) -> None:
         """Put shards back whose parts were found damaged or missing."""

@@ -54,14 +54,16 @@ def events(entries: Sequence[Entry], *, run: int | None, model_version: str, epo
     )
 
 
-def letters(entries: Sequence[Entry], *, queries: int) -> pa.Table:
-    """The dead letters that the entries' footers bring."""
+def letters(entries: Sequence[Entry], *, queries: int) -> pa.Table | None:
+    """The dead letters that the entries' footers bring; None if there are none, as nearly always."""
     found = [
         (entry, entry.event.footer, failure)
         for entry in entries
         if entry.event.footer is not None
         for failure in entry.event.footer.failures
     ]
+    if not found:
+        return None
     footers = [footer for _, footer, _ in found]
     failures = [failure for _, _, failure in found]
     return _table(
