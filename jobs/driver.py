@@ -95,6 +95,9 @@ class _Driver:
         self._seconds: dict[str, float] = {}
         self._worker_seconds = 0.0
         self._ranker_info: Mapping[str, str] = {}
+        self._truncated = 0
+        self._preflight: dict[str, float] = {}
+        self._warnings: dict[str, None] = {}
 
     # -- from the configuration to the plan ----------------------------------------------------------
 
@@ -142,7 +145,9 @@ class _Driver:
                 "seconds": round(outcome.seconds, 3),
                 "scoring_seconds": round(outcome.scoring_seconds, 3),
                 "seconds_by_stage": {stage: round(s, 3) for stage, s in self._seconds.items()},
+                "truncated": outcome.truncated,
                 "ranker": dict(outcome.workers),
+                "preflight": {**self._preflight, "warnings": list(self._warnings)},
             },
         )
         self._manifest.publish([])
@@ -221,7 +226,7 @@ class _Driver:
         gpus = self._gpus()
         workers = self._config.workers
 
-        def place() -> ray_pool.Placement:
+        def place(unfit: frozenset[str] = frozenset()) -> ray_pool.Placement:
             return ray_pool.placement(
                 count=None if workers.count == "auto" else workers.count,
                 cpus=None if workers.cpus == "auto" else workers.cpus,
@@ -229,6 +234,7 @@ class _Driver:
                 in_flight=workers.in_flight,
                 accelerator_type=workers.accelerator_type,
                 resources=workers.resources,
+                unfit=unfit,
             )
 
         placement = place()
@@ -253,6 +259,8 @@ class _Driver:
         finally:
             self._scoring_seconds += time.monotonic() - begun
             self._scored_now += scheduler.tally.scored
+            self._truncated += scheduler.tally.truncated
+            self._hear(scheduler, pool)
             for worker in scheduler.workers.values():
                 self._ranker_info = worker.info.ranker or self._ranker_info
                 self._worker_seconds += time.monotonic() - worker.since
@@ -298,7 +306,24 @@ class _Driver:
             self._pool.close()
             self._pool = None
 
+    def _hear(self, scheduler: Scheduler, pool: ray_pool.RayPool) -> None:
+        """What the workers' preflights say: each warning once, of each figure the worst."""
+        for node, why in pool.unfit.items():
+            self._warn(f"node {node[:12]} gets no workers: {why}")
+        for info in [worker.info for worker in scheduler.workers.values()]:
+            for warning in info.warnings:
+                self._warn(warning)
+            for name, figure in info.preflight.items():
+                worst = min if name == "spread" else max
+                self._preflight[name] = worst(figure, self._preflight.get(name, figure))
+
+    def _warn(self, text: str) -> None:
+        if text not in self._warnings:
+            self._warnings[text] = None
+            self._reporter.note(f"Warning: {text}")
+
     def _sample(self, scheduler: Scheduler, pool: ray_pool.RayPool) -> None:
+        self._hear(scheduler, pool)
         counts = self._manifest.counts(self._model_version)
         view = View(
             expected=counts.total,
@@ -365,6 +390,7 @@ class _Driver:
             dead=counts.dead,
             duplicates=self._plan.duplicates,
             scored_now=self._scored_now,
+            truncated=self._truncated,
             seconds=time.monotonic() - self._started,
             scoring_seconds=self._scoring_seconds,
             shares=_shares(self._seconds, self._worker_seconds),

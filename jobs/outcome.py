@@ -32,6 +32,8 @@ class Outcome:
     dead: int = 0
     duplicates: int = 0
     scored_now: int = 0
+    truncated: int = 0
+    """Of those scored now, the keys whose document was cut to `max_length`."""
     seconds: float = 0.0
     scoring_seconds: float = 0.0
     shares: Mapping[str, float] = field(default_factory=dict)
@@ -53,6 +55,11 @@ def summary(outcome: Outcome) -> list[str]:
         lines.append(
             f"Scored {outcome.scored_now:,} now: {rate:,.0f} docs/s, the workers' start included"
             + where_time_went(outcome.shares)
+        )
+    if outcome.truncated:
+        limit = outcome.workers.get("max_length", "max_length")
+        lines.append(
+            f"Cut to {limit} tokens: {outcome.truncated:,} ({outcome.truncated / outcome.scored_now:.1%})."
         )
     if outcome.message:
         lines.append(f"rescore: {outcome.message}" if outcome.exit in (2, 4) else outcome.message)

@@ -8,6 +8,7 @@ import re
 import secrets
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -33,6 +34,8 @@ log = logging.getLogger("rescore")
 
 _RECOUNT_S = 10.0
 _SLOW_START_S = 120.0
+_MAX_STARTS = 3
+"""Failed starts in a row after which a node gets no more workers."""
 _TOKEN = "RAY_AUTH_TOKEN"  # noqa: S105 - its name
 
 _own_clusters: set[str] = set()
@@ -49,6 +52,10 @@ class Placement:
     in_flight: int
     accelerator_type: str | None = None
     resources: dict[str, float] = field(default_factory=dict)
+    unfit: frozenset[str] = frozenset()
+    """Nodes that get no worker."""
+    room: int = 0
+    """Workers for which the nodes that are alive have room."""
 
     def options(self) -> dict[str, Any]:
         """For `ActorClass.options`. One thread more than shards in flight: a call must never queue behind
@@ -64,6 +71,8 @@ class Placement:
             options["accelerator_type"] = self.accelerator_type
         if self.resources:
             options["resources"] = self.resources
+        if self.unfit:
+            options["label_selector"] = {"ray.io/node-id": f"!in({','.join(sorted(self.unfit))})"}
         return options
 
     def __str__(self) -> str:
@@ -94,11 +103,17 @@ class _Member:
 
 
 class RayPool:
-    """`Pool` on Ray. `spec(worker_id)` says what a new worker is told; `place()` what is wanted now."""
+    """`Pool` on Ray. `spec(worker_id)` says what a new worker is told; `place(unfit nodes)` what is wanted now."""
 
-    def __init__(self, spec: Callable[[WorkerId], WorkerSpec], place: Callable[[], Placement]) -> None:
+    def __init__(
+        self, spec: Callable[[WorkerId], WorkerSpec], place: Callable[[frozenset[str]], Placement]
+    ) -> None:
         self._spec, self._place = spec, place
-        self._placement = place()
+        self._placement = place(frozenset())
+        self._failed_starts: Counter[str] = Counter()
+        self.unfit: dict[str, str] = {}
+        """Nodes that get no more workers, and why."""
+        self._refused: Refused | None = None
         self._members: dict[WorkerId, _Member] = {}
         self._started = 0
         self._recounted = time.monotonic()
@@ -112,6 +127,8 @@ class RayPool:
         events: list[PoolEvent] = []
         waits = self._waits()
         if not waits:
+            if self._refused is not None and self._no_node_left():
+                return [replace(self._refused, last=True)]
             time.sleep(timeout_s)
         ready = ray.wait(list(waits), num_returns=1, timeout=timeout_s)[0] if waits else []
         while ready:
@@ -176,18 +193,24 @@ class RayPool:
         return waits
 
     def _fill(self) -> None:
+        if self._no_node_left():
+            return
         while len(self._members) < self._placement.count:
             self._started += 1
             worker = f"w{self._started}"
             handle = self._actor.options(**self._placement.options()).remote(self._spec(worker))
             self._members[worker] = _Member(handle, handle.__ray_ready__.remote(), time.monotonic())
 
+    def _no_node_left(self) -> bool:
+        return bool(self.unfit) and self._placement.room < 1
+
     def _recount(self) -> None:
         if time.monotonic() - self._recounted > _RECOUNT_S:
             self._recounted = time.monotonic()
-            count = max(self._place().count, 1)
             # Nodes that joined get workers; those that left are not waited for. A busy worker stays.
-            self._placement = replace(self._placement, count=count)
+            now = self._place(frozenset(self.unfit))
+            count = max(now.count, 1)
+            self._placement = replace(self._placement, count=count, room=now.room)
             surplus = len(self._members) - count
             for worker in [w for w, m in self._members.items() if m.placing is not None][: max(0, surplus)]:
                 self._discard(worker)
@@ -230,10 +253,21 @@ class RayPool:
     def _on_started(self, worker: WorkerId, member: _Member, reply: Any) -> PoolEvent:
         member.starting = None
         if isinstance(reply, ErrorReport):
+            self._mind_node(reply)
             self.kill(worker)
-            return Refused(worker=worker, error=reply, fatal=is_refusal(reply))
+            last = self._no_node_left()
+            self._refused = Refused(worker=worker, error=reply, fatal=is_refusal(reply), last=last)
+            return self._refused
         member.node = reply.node
+        del self._failed_starts[reply.node]
         return Ready(worker=worker, info=reply)
+
+    def _mind_node(self, error: ErrorReport) -> None:
+        """A node that refuses the ranker, or where workers never start, gets no more of them in this run."""
+        self._failed_starts[error.node] += 1
+        if is_refusal(error) or self._failed_starts[error.node] >= _MAX_STARTS:
+            self.unfit.setdefault(error.node, error.message)
+            self._placement = self._place(frozenset(self.unfit))
 
     def _on_task_error(self, worker: WorkerId, member: _Member, ref: Any, e: RayTaskError) -> PoolEvent:
         error = describe(e, Stage.WORKER)
@@ -351,23 +385,23 @@ def placement(
     in_flight: int,
     accelerator_type: str | None,
     resources: dict[str, float],
+    unfit: frozenset[str] = frozenset(),
 ) -> Placement:
-    """A `Placement` for the cluster as it is now; None means auto. At least one worker is always wanted:
-    on a cluster scaled to zero it is what asks the autoscaler for a node."""
-    nodes = [n["Resources"] for n in ray.nodes() if n["Alive"]]
+    """A `Placement` for the cluster as it is now, without the nodes `unfit`; None means auto. At least one
+    worker is always wanted: on a cluster scaled to zero it is what asks the autoscaler for a node."""
+    nodes = [n["Resources"] for n in ray.nodes() if n["Alive"] and n["NodeID"] not in unfit]
     if cpus is None:
         cpus = _auto_cpus(nodes, gpus)
     room = sum(_fits(node, cpus, gpus, resources) for node in nodes)
-    possible = _possible()
-    if not room and possible:
-        room = _fits(possible, cpus, gpus, resources)
     return Placement(
-        count=count if count is not None else max(1, room),
+        count=count if count is not None else max(1, room or _fits(_possible(), cpus, gpus, resources)),
         cpus=cpus,
         gpus=gpus,
         in_flight=in_flight,
         accelerator_type=accelerator_type,
         resources=resources,
+        unfit=unfit,
+        room=room,
     )
 
 

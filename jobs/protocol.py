@@ -23,6 +23,8 @@ class ErrorReport:
     traceback: str
     stage: Stage
     errno: int | None = None
+    node: str = ""
+    """Where it happened, if that is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,12 +76,15 @@ class Loss(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerInfo:
-    """Who a worker is. `ranker` is what its model plane resolved (device, dtype, versions)."""
+    """Who a worker is. `ranker` is what its model plane resolved (device, dtype, versions); `preflight` and
+    `warnings` what it found out about the ranker before the first document."""
 
     worker: WorkerId
     node: str
     pid: int
     ranker: Mapping[str, str] = field(default_factory=dict)
+    preflight: Mapping[str, float] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,11 +97,13 @@ class Ready:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """The worker cannot load the ranker. `fatal`: by the user's mistake, so no other worker could either."""
+    """The worker cannot load the ranker. `fatal`: and will not by trying again, so its node gets no more
+    workers. `last`: no node is left that could take one."""
 
     worker: WorkerId
     error: ErrorReport
     fatal: bool
+    last: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +129,8 @@ class Probed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """The part is durable. `seconds`: where the shard's time went, by stage."""
+    """The part is durable. `seconds`: where the shard's time went, by stage; `truncated`: keys whose document
+    was cut to `max_length`."""
 
     worker: WorkerId
     key: ShardKey
@@ -130,6 +138,7 @@ class Done:
     footer: Footer
     adopted: bool
     seconds: Mapping[str, float] = field(default_factory=dict)
+    truncated: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

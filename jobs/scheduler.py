@@ -223,6 +223,7 @@ class Scheduler:
                 self._let_go(worker, lease)
                 worker.keys += event.footer.expected
                 worker.shards += 1
+                self.tally.truncated += event.truncated
                 for stage, seconds in event.seconds.items():
                     worker.seconds[stage] = worker.seconds.get(stage, 0.0) + seconds
                 self._done(lease.shard, event.footer, lease.attempt, worker.info, adopted=event.adopted)
@@ -398,11 +399,16 @@ class Scheduler:
     # -- workers that go -----------------------------------------------------------------------------
 
     def _on_refused(self, event: Refused) -> None:
+        if event.last and not self.workers:
+            self._halt_without_nodes(event)
+        elif not event.fatal:
+            self._mind_starts(event.error)
+
+    def _halt_without_nodes(self, event: Refused) -> None:
         if event.fatal and not self._started:
             self._halt(StopKind.REFUSED, event.error, event.error.message)
-            return
-        # Others have started with this configuration: it is this one's node, or something has gone meanwhile.
-        self._mind_starts(event.error)
+        else:
+            self._halt(StopKind.BREAKER, event.error, f"no node is left for a worker: {event.error.message}")
 
     def _mind_starts(self, error: ErrorReport) -> None:
         self._start_failures += 1

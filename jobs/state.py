@@ -51,6 +51,7 @@ class Tally:
     """What this run has done so far, in keys (documents × queries) and shards."""
 
     scored: int = 0
+    truncated: int = 0
     dead: int = 0
     shards_done: int = 0
     shards_dead: int = 0

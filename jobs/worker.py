@@ -136,16 +136,32 @@ class Worker:
             self._ranker = load(self._spec.ranker, threads=self._spec.threads, device=self._spec.device)
             if self._spec.label_scores and not self._ranker.label_scores:
                 raise RankerError("ranker.score_label is set, but this model has one label: remove the key")
+            self._check_query()
         except Exception as e:
             log.exception("the ranker cannot be loaded")
-            return describe(e, Stage.WORKER)
+            return replace(describe(e, Stage.WORKER), node=node)
         self._reader = Reader(self._spec.corpus, self._spec.id_type)
         self._schema = parts.part_schema(
             self._spec.id_type,
             query_set=self._spec.queries is not None,
             label_scores=self._spec.label_scores,
         )
-        return WorkerInfo(worker=self._spec.worker, node=node, pid=os.getpid(), ranker=dict(self._ranker.info))
+        preflight = self._ranker.preflight
+        return WorkerInfo(
+            worker=self._spec.worker,
+            node=node,
+            pid=os.getpid(),
+            ranker=dict(self._ranker.info),
+            preflight=dict(preflight.figures),
+            warnings=preflight.warnings,
+        )
+
+    def _check_query(self) -> None:
+        """One query for all that cannot be scored is the user's mistake, not a million dead letters."""
+        if self._spec.query is not None:
+            prepared = self._ranker.prepare([(self._spec.query, "")])
+            for failure in self._ranker.result(prepared).failures:
+                raise RankerError(f"corpus.query cannot be used: {failure.error_type}: {failure.message}")
 
     def _write_last_words(self) -> None:
         """A fatal signal (SIGSEGV, SIGABRT, …) leaves the stacks of all threads where the driver finds them."""
@@ -211,6 +227,7 @@ class Worker:
             footer=footer,
             adopted=adopted,
             seconds=course.seconds,
+            truncated=int(scored.truncated[np.isfinite(scored.scores)].sum()),
         )
 
     def _answer(self, lease: Lease, course: _Course) -> Iterator[Report]:
@@ -373,5 +390,5 @@ def describe(error: BaseException, stage: Stage) -> ErrorReport:
 
 
 def is_refusal(error: ErrorReport) -> bool:
-    """Whether the ranker cannot be used as configured: then no other worker could use it either."""
+    """Whether the ranker cannot be used here as configured: to try again would not help."""
     return RankerError.__name__ in error.bases

@@ -10,7 +10,7 @@ import sentence_transformers
 import torch
 import transformers
 
-from ranker import hub, preflight
+from ranker import canary, hub, preflight
 from ranker.bi_encoder import BiEncoderBackend
 from ranker.cross_encoder import CrossEncoderBackend
 from ranker.errors import DeviceBroken, RankerError
@@ -22,6 +22,8 @@ from ranker.verdict import Verdict, one_line, verdict
 CPU_BATCH_TOKENS = 2_048
 """MiniLM-L6 on one thread, 1,200 docstrings of 55 tokens, median pairs a second: 1,024: 59, 2,048: 60, 4,096: 57,
 8,192: 51. A core gains nothing from larger batches; smaller ones report progress more often."""
+TWICE = 1_500_000_000
+"""Parameters of the largest model that is loaded in float32 too, for the canaries: 6 GB for a moment."""
 CUDA_BATCH_TOKENS = 65_536
 """Not measured yet. Running out of memory with it costs one pass: the budget is halved and kept."""
 
@@ -34,17 +36,8 @@ def load_transformer(spec: RankerSpec, *, threads: int, device: str) -> Ranker:
     on = _device(device)
     dtype = resolve_dtype(spec.dtype, on.type)
     preflight.check_directory(spec, Path(path))
+    preflight.check_dtype(dtype, on)
     model = _load(spec, path, on, getattr(torch, dtype))
-    limit = preflight.check_model(spec, model)
-    model.max_seq_length = limit  # the library's own default can lie beyond what a RoBERTa can take
-    budget = spec.batch_tokens or (CUDA_BATCH_TOKENS if on.type == "cuda" else CPU_BATCH_TOKENS)
-    backend: Backend[Any]
-    if spec.kind == "cross-encoder":
-        label = preflight.score_label(spec, model)
-        backend = CrossEncoderBackend(model, spec, limit=limit, score_label=label, budget=budget)
-    else:
-        backend = BiEncoderBackend(model, spec, limit=limit, budget=budget)
-    preflight.probe(spec, backend, exact=dtype == "float32")
     info = {
         "kind": spec.kind,
         "checkpoint": str(spec.checkpoint),
@@ -56,7 +49,30 @@ def load_transformer(spec: RankerSpec, *, threads: int, device: str) -> Ranker:
         "transformers": transformers.__version__,
         "sentence-transformers": sentence_transformers.__version__,
     }
-    return ShardRanker[Any](backend, info)
+    where = f"ranker.checkpoint {spec.checkpoint}"
+    backend, limit = _backend(spec, model)
+    found = canary.score(where, backend, limit)
+    reference = None
+    if dtype != "float32" and sum(parameter.numel() for parameter in model.parameters()) <= TWICE:
+        exact, _ = _backend(spec, _load(spec, path, on, torch.float32))
+        reference = canary.score(where, exact, limit)
+    ranker = ShardRanker[Any](backend, info)
+    ranker.preflight = canary.judge(where, dtype, found, reference)
+    return ranker
+
+
+def _backend(spec: RankerSpec, model: Any) -> tuple[Backend[Any], int]:
+    """A loaded model, checked, and the longest input that it takes, in tokens."""
+    limit = preflight.check_model(spec, model)
+    model.max_seq_length = limit  # the library's own default can lie beyond what a RoBERTa can take
+    budget = spec.batch_tokens or (CUDA_BATCH_TOKENS if model.device.type == "cuda" else CPU_BATCH_TOKENS)
+    backend: Backend[Any]
+    if spec.kind == "cross-encoder":
+        label = preflight.score_label(spec, model)
+        backend = CrossEncoderBackend(model, spec, limit=limit, score_label=label, budget=budget)
+    else:
+        backend = BiEncoderBackend(model, spec, limit=limit, budget=budget)
+    return backend, limit
 
 
 def _load(spec: RankerSpec, path: str, device: torch.device, dtype: torch.dtype) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ranker.batching import IntArray
-from ranker.errors import RankerError
+from ranker.errors import NodeUnfit, RankerError
 from ranker.score import FloatArray
 from ranker.types import CustomRanker, Pair, RankerSpec
 from ranker.verdict import PromiseError, one_line
@@ -83,6 +83,8 @@ class CustomBackend:
         cls = load_class(spec.class_path)
         try:
             self._ranker = cls(**spec.options)
+        except NodeUnfit:
+            raise
         except Exception as error:
             raise RankerError(
                 f"ranker.class: {spec.class_path}(**options) failed: {type(error).__name__}: {one_line(error)}"

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from sentence_transformers.cross_encoder.modules import LogitScore
 from transformers import PreTrainedModel
 
-from ranker.errors import DeviceBroken, RankerError
-from ranker.score import Backend, FloatArray
-from ranker.types import Pair, RankerSpec
-from ranker.verdict import Verdict, one_line, verdict
+from ranker.errors import NodeUnfit, RankerError
+from ranker.types import RankerSpec
 
 UNLIMITED = 1_000_000
 """transformers says 10**30 where a tokenizer states no limit."""
@@ -59,6 +56,20 @@ def _check_activation(where: str, card: dict[str, Any], config: dict[str, Any]) 
         raise RankerError(
             f"{where}: its activation {activation} is code outside torch; "
             "set ranker.trust_remote_code: true to run it"
+        )
+
+
+def check_dtype(dtype: str, device: torch.device) -> None:
+    """Refuse bfloat16 on a device that would only emulate it.
+
+    Raises:
+        NodeUnfit: another machine may do it.
+    """
+    emulates = device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False)
+    if dtype == "bfloat16" and emulates:
+        raise NodeUnfit(
+            f"{device} cannot compute in bfloat16 (compute capability below 8.0): "
+            "name another ranker.dtype, or use newer GPUs"
         )
 
 
@@ -174,45 +185,6 @@ def score_label(spec: RankerSpec, model: Any) -> int:
     if isinstance(wanted, bool) or not found:
         raise RankerError(f"ranker.score_label is {wanted!r}, but the labels of {spec.checkpoint} are {labels}")
     return found[0]
-
-
-PROBE: Sequence[Pair] = (("a", "b"), ("a", "b c d e f g h i j k l m n o p"))
-
-
-def probe(spec: RankerSpec, backend: Backend[Any], *, exact: bool) -> None:
-    """Score two pairs of different length, alone and together, before the first document.
-
-    Together they need padding: a pad token that the configuration does not know, or knows under another id,
-    is found here, whatever the architecture.
-
-    Raises:
-        RankerError: the pairs cannot be scored, are not finite, or depend on each other (`exact`: float32).
-        DeviceBroken: the accelerator fails.
-    """
-    where = f"ranker.checkpoint {spec.checkpoint}"
-    for problem in backend.refuse(PROBE).values():
-        raise RankerError(f"ranker.max_length leaves no room for a document: {one_line(problem)}") from problem
-    try:
-        together = _probe_scores(backend, PROBE)
-        alone = _probe_scores(backend, PROBE[:1])
-    except RankerError as error:
-        raise RankerError(f"{where}: {one_line(error)}") from error
-    except Exception as error:  # whatever the forward pass raises, the user has to know before the run starts
-        if verdict(error) is Verdict.DEVICE:
-            raise DeviceBroken(one_line(error)) from error
-        raise RankerError(f"{where} cannot score a pair: {type(error).__name__}: {one_line(error)}") from error
-    if not np.isfinite(together).all():
-        raise RankerError(f"{where}: scores are not finite in ranker.dtype {spec.dtype}; try bfloat16 or float32")
-    if exact and not np.allclose(together[0], alone[0], rtol=1e-3, atol=1e-3):
-        raise RankerError(
-            f"{where}: a pair scores {alone[0]} alone and {together[0]} beside a longer one: its padding is not "
-            "masked (does pad_token_id of config.json match the tokenizer's?)"
-        )
-
-
-def _probe_scores(backend: Backend[Any], pairs: Sequence[Pair]) -> FloatArray:
-    """[pairs, labels]"""
-    return backend.forward(backend.encode(pairs), np.arange(len(pairs)))
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from ranker.batching import IntArray, batches
 from ranker.errors import DeviceBroken, NonFiniteScore
-from ranker.types import Pair, PairFailure, Prepared, Scored
+from ranker.types import Pair, PairFailure, Preflight, Prepared, Scored
 from ranker.verdict import Verdict, failure, is_document_error, one_line, verdict
 
 log = logging.getLogger(__name__)
@@ -114,6 +114,7 @@ class ShardRanker(Generic[E_]):
     def __init__(self, backend: Backend[E_], info: Mapping[str, str]) -> None:
         self._backend = backend
         self._info = dict(info)
+        self.preflight = Preflight()
 
     @property
     def info(self) -> Mapping[str, str]:

@@ -63,6 +63,19 @@ class Scored:
     failures: list[PairFailure]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preflight:
+    """What a ranker was found to do before its first document; empty for a ranker of the user's own.
+
+    Figures: `canaries` scored; their `spread`; the largest difference `alone_against_batched` and
+    `against_float32`; `new_ties`, pairs of them that differ in float32 only.
+    """
+
+    figures: Mapping[str, float] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    """One line each, for people."""
+
+
 class Prepared(Protocol):
     """A shard's pairs. Opaque to the caller."""
 
@@ -79,6 +92,11 @@ class Ranker(Protocol):
     @property
     def info(self) -> Mapping[str, str]:
         """What was resolved: device, dtype, threads, library versions, batch_tokens. For people."""
+        ...
+
+    @property
+    def preflight(self) -> Preflight:
+        """What was tried before the first document, and what came of it."""
         ...
 
     @property

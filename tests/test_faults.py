@@ -92,6 +92,22 @@ def test_node_lost_in_any_way_costs_only_what_it_held(
     assert elsewhere.verify()["ok"]
 
 
+def test_node_that_is_unfit_gets_no_worker_and_the_run_goes_on_until_none_is_left(
+    elsewhere: Elsewhere, cluster: PrivateCluster
+) -> None:
+    unfit = cluster.nodes[cluster.add(num_cpus=2, env_vars={"RESCORE_TEST_UNFIT": "1"})]
+    elsewhere.corpus(["x"] * 100)
+    alone = elsewhere.run()
+    assert alone.returncode == 2, alone.stderr
+    assert "rescore: no bfloat16 here" in alone.stderr
+    fit = cluster.nodes[cluster.add(num_cpus=1)]
+    done = elsewhere.run()
+    assert done.returncode == 0, done.stderr
+    assert f"node {unfit[:12]} gets no workers" in done.stderr
+    assert done.stderr.count("no bfloat16 here") == 1
+    assert elsewhere.nodes() == {fit}
+
+
 def test_nodes_that_join_get_workers_and_the_loss_of_all_is_waited_for(
     elsewhere: Elsewhere, cluster: PrivateCluster
 ) -> None:
@@ -131,7 +147,7 @@ def test_checkpoint_that_goes_during_a_run_lets_the_living_go_on_and_then_stops_
     os.kill(second, signal.SIGKILL)
     output, _ = driver.communicate(timeout=60)
     assert driver.returncode == 4, output
-    assert "workers in a row could not start" in output
+    assert "no node is left for a worker" in output
     assert "no checkpoint at" in output
     # Nothing is charged: with the checkpoint back, and the gate open, the same command goes on.
     (project.marks / "gone").unlink()

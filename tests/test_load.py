@@ -11,7 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ranker.errors import RankerError
+from ranker import preflight
+from ranker.errors import NodeUnfit, RankerError
 from ranker.load import load
 from ranker.preflight import position_limit
 from ranker.types import Kind, Ranker, RankerSpec
@@ -53,6 +54,15 @@ def test_load_sets_torch_threads(cross_encoder_path: str) -> None:
     assert torch.get_num_threads() == 2
     load(RankerSpec(kind=CROSS, checkpoint=cross_encoder_path), threads=1)
     assert torch.get_num_threads() == 1
+
+
+def test_device_that_only_emulates_bfloat16_is_unfit(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation)
+    preflight.check_dtype("float32", device)
+    preflight.check_dtype("bfloat16", torch.device("cpu"))
+    with pytest.raises(NodeUnfit, match="cuda cannot compute in bfloat16"):
+        preflight.check_dtype("bfloat16", device)
 
 
 def test_load_is_silent(

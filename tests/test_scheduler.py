@@ -328,7 +328,11 @@ def test_scheduler_disk_full_stops_the_run() -> None:
 
 def test_scheduler_ranker_refused_stops_as_the_users_mistake() -> None:
     bench = Bench([a_shard(0)], workers=0)
-    bench.pool.say(Refused(worker="w9", error=an_error("RankerError", message="no such label"), fatal=True))
+    error = an_error("RankerError", message="no such label")
+    bench.pool.say(Refused(worker="w8", error=error, fatal=True))
+    bench.tick()
+    assert bench.scheduler.stop is None, "another node may take it"
+    bench.pool.say(Refused(worker="w9", error=error, fatal=True, last=True))
     bench.tick()
     assert bench.scheduler.stop is not None
     assert bench.scheduler.stop.kind is StopKind.REFUSED
@@ -339,7 +343,7 @@ def test_scheduler_ranker_refused_where_others_have_started_stops_nothing() -> N
     bench = Bench([a_shard(0)])
     bench.tick()
     for n in range(10):
-        bench.pool.say(Refused(worker=f"w{9 + n}", error=an_error("RankerError"), fatal=True))
+        bench.pool.say(Refused(worker=f"w{9 + n}", error=an_error("RankerError"), fatal=True, last=True))
         bench.tick()
     assert bench.scheduler.stop is None
     bench.pool.done()

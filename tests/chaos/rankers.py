@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ranker.errors import NodeUnfit
 from tests.rankers import Faults
 
 
@@ -49,10 +50,13 @@ def expected(text: str, rounds: int) -> float:
 
 class Sick(Faults):
     """More that goes wrong: `hang` never returns. `stop-itself` stops its process, once, as SIGSTOP does;
-    woken up, it goes on. `slow…` takes 50 ms. A file `gone` in `marks`: it cannot be built any more."""
+    woken up, it goes on. `slow…` takes 50 ms. A file `gone` in `marks`: it cannot be built any more; on a
+    node with RESCORE_TEST_UNFIT set, never."""
 
     def __init__(self, marks: str, output: str) -> None:
         super().__init__(marks, output)
+        if os.environ.get("RESCORE_TEST_UNFIT"):
+            raise NodeUnfit("no bfloat16 here")
         if (self._marks / "gone").exists():
             raise FileNotFoundError(f"no checkpoint at {marks}/checkpoint")
 
