@@ -11,9 +11,9 @@ import numpy.typing as npt
 import torch
 
 from ranker.batching import IntArray, batches
-from ranker.encode import Features, features, untruncated_ids
+from ranker.encode import Features, ahead, answer, features, untruncated_ids
 from ranker.rooms import Rooms
-from ranker.score import FloatArray
+from ranker.score import Answer
 from ranker.types import Pair, RankerSpec
 
 REMEMBERED = 4_096
@@ -55,6 +55,7 @@ class BiEncoderBackend:
         self._model = model.eval()
         self._device: torch.device = model.device
         self.budget = budget
+        self.ahead = ahead(self._device)
         self._query_prompt = model.prompts.get("query", _default_prompt(model))
         named = (model.prompts[name] for name in _DOCUMENT_PROMPTS if name in model.prompts)
         self._document_prompt = next(named, _default_prompt(model))
@@ -80,12 +81,11 @@ class BiEncoderBackend:
             truncated=documents.truncated | queries.truncated[query_rows],
         )
 
-    def forward(self, block: BiBlock, rows: IntArray) -> FloatArray:
+    def forward(self, block: BiBlock, rows: IntArray) -> Answer:
         with torch.inference_mode():
             queries = self._query_vectors(block, block.query_rows[rows])  # [rows, dim]
             documents = self._embed(block.documents, rows, "document")  # [rows, dim]
-            values: FloatArray = (queries * documents).sum(1, keepdim=True).cpu().numpy()  # [rows, 1]
-        return values
+            return answer((queries * documents).sum(1, keepdim=True))  # [rows, 1]
 
     def release(self) -> None:
         if self._device.type == "cuda":

@@ -86,7 +86,7 @@ def _scored(ranker: ShardRanker[Any], pair: Pair) -> Scored:
 def _together(where: str, backend: Backend[Any], pairs: Sequence[Pair]) -> FloatArray:
     """One forward pass, and no second try: a model that only takes one pair at a time is refused here."""
     try:
-        scores = backend.forward(backend.encode(pairs), np.arange(len(pairs)))
+        scores = backend.forward(backend.encode(pairs), np.arange(len(pairs)))()
     except Exception as error:
         match verdict(error):
             case Verdict.DEVICE:

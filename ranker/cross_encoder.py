@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from ranker.batching import IntArray
-from ranker.encode import Features, features, untruncated_ids
+from ranker.encode import Features, ahead, answer, features, untruncated_ids
 from ranker.errors import RankerError
 from ranker.rooms import Rooms
-from ranker.score import FloatArray
+from ranker.score import Answer
 from ranker.types import Pair, RankerSpec
 
 
@@ -26,6 +26,7 @@ class CrossEncoderBackend:
         self.labels: int = model.num_labels
         self.score_label = score_label
         self.budget = budget
+        self.ahead = ahead(self._device)
         self._text_kwargs: dict[str, Any] = {} if spec.max_length is None else {"max_length": spec.max_length}
         self._document_only = spec.truncation == "document"
         if self._document_only:
@@ -42,13 +43,12 @@ class CrossEncoderBackend:
             )
         )
 
-    def forward(self, block: Features, rows: IntArray) -> FloatArray:
+    def forward(self, block: Features, rows: IntArray) -> Answer:
         with torch.inference_mode():
             scores = self._model(block.batch(rows, self._device))["scores"]  # [rows, labels]
             # First to float32, then through the activation: a sigmoid in half precision ties the top at 1.0.
             scores = self._model.activation_fn(scores.float())
-            values: FloatArray = scores.reshape(len(rows), self.labels).cpu().numpy()
-        return values
+            return answer(scores.reshape(len(rows), self.labels))
 
     def release(self) -> None:
         if self._device.type == "cuda":

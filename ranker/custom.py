@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ranker.batching import IntArray
 from ranker.errors import NodeUnfit, RankerError
-from ranker.score import FloatArray
+from ranker.score import Answer
 from ranker.types import CustomRanker, Pair, RankerSpec
 from ranker.verdict import PromiseError, one_line
 
@@ -78,6 +78,7 @@ class CustomBackend:
 
     labels = 1
     score_label = 0
+    ahead = 1
 
     def __init__(self, spec: RankerSpec) -> None:
         cls = load_class(spec.class_path)
@@ -104,7 +105,7 @@ class CustomBackend:
             truncated=np.zeros(n, dtype=np.bool_),
         )
 
-    def forward(self, block: CustomBlock, rows: IntArray) -> FloatArray:
+    def forward(self, block: CustomBlock, rows: IntArray) -> Answer:
         answer = self._ranker.score([block.pairs[row] for row in rows])
         try:
             scores = np.asarray(answer, dtype=np.float64)
@@ -117,7 +118,8 @@ class CustomBackend:
                 f"{self._name}.score got {len(rows)} pairs and returned an array of shape {scores.shape}"
             )
         with np.errstate(over="ignore"):  # beyond float32 becomes inf, and inf becomes a failure
-            return scores.astype(np.float32).reshape(-1, 1)
+            values = scores.astype(np.float32).reshape(-1, 1)
+        return lambda: values
 
     def release(self) -> None:
         """Nothing is cached here."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,14 @@ import torch
 
 from ranker.batching import IntArray
 from ranker.errors import RankerError
+
+CUDA_AHEAD = 4
+"""Passes enqueued on a GPU before the first of them is waited for, so that it never waits for Python."""
+
+
+def ahead(device: torch.device) -> int:
+    """How many passes may be on their way at once on `device`."""
+    return CUDA_AHEAD if device.type == "cuda" else 1
 
 
 @dataclass(slots=True, kw_only=True)
@@ -40,7 +48,7 @@ class Features:
         index = torch.from_numpy(rows)
         columns = self.mask[index].any(0)  # [L]
         return {
-            name: value[index][:, columns].to(device) if self._per_token(value) else _moved(value, device)
+            name: _moved(value[index][:, columns] if self._per_token(value) else value, device)
             for name, value in self.tensors.items()
         }
 
@@ -84,4 +92,24 @@ def _truncated(output: Mapping[str, Any]) -> npt.NDArray[np.bool_]:
 
 
 def _moved(value: Any, device: torch.device) -> Any:
-    return value.to(device) if isinstance(value, torch.Tensor) else value
+    if not isinstance(value, torch.Tensor):
+        return value
+    if device.type == "cuda":  # from pinned memory the copy runs beside the passes that are enqueued already
+        return value.pin_memory().to(device, non_blocking=True)
+    return value.to(device)
+
+
+def answer(values: torch.Tensor) -> Callable[[], npt.NDArray[np.float32]]:
+    """Take `values` off the device: on CUDA by a copy that is enqueued now and waited for when it is asked for."""
+    if values.device.type != "cuda":
+        array: npt.NDArray[np.float32] = values.numpy()
+        return lambda: array
+    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    host.copy_(values, non_blocking=True)
+    copied = torch.cuda.current_stream().record_event()
+
+    def wait() -> npt.NDArray[np.float32]:
+        copied.synchronize()
+        return host.numpy()
+
+    return wait

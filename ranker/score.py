@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, TypeVar, cast
 
@@ -23,6 +23,9 @@ from ranker.verdict import Verdict, failure, is_document_error, one_line, verdic
 log = logging.getLogger(__name__)
 
 FloatArray = npt.NDArray[np.float32]
+
+
+Answer = Callable[[], FloatArray]
 
 
 class Encoded(Protocol):
@@ -55,6 +58,8 @@ class Backend(Protocol[E_]):
     """Which of the labels is the score."""
     budget: int
     """Padded tokens of one forward pass. `ShardRanker` makes it smaller when memory runs out."""
+    ahead: int
+    """Passes that may be on their way at once: 1 where `forward` computes at once, more where it only enqueues."""
 
     def refuse(self, pairs: Sequence[Pair]) -> Mapping[int, BaseException]:
         """The pairs that are known not to be scorable before anything is encoded (say, a query too long)."""
@@ -64,8 +69,8 @@ class Backend(Protocol[E_]):
         """Tokenise the pairs; raises if any of them cannot be."""
         ...
 
-    def forward(self, block: E_, rows: IntArray) -> FloatArray:
-        """[rows, labels] in float32, after the activation."""
+    def forward(self, block: E_, rows: IntArray) -> Answer:
+        """Start a pass; what is returned waits for it: [rows, labels] in float32, after the activation."""
         ...
 
     def release(self) -> None:
@@ -197,16 +202,24 @@ class ShardRanker(Generic[E_]):
         """Score a block; yields the distinct pairs that are settled after each forward pass."""
         lengths = block.encoded.lengths
         todo = [np.arange(len(block.members), dtype=np.intp)]
-        while todo:
-            rows = todo.pop()
-            # Cut anew whatever is over the budget: at the start that is the block, later it is the batches that
-            # were cut before memory ran out.
-            if len(rows) > 1 and len(rows) * int(lengths[rows].max()) > self._backend.budget:
-                todo += [rows[part] for part in reversed(batches(lengths[rows], self._backend.budget))]
-                continue
-            members = block.members[rows]
-            error = self._forward(state, block, rows)
+        started: deque[tuple[IntArray, Answer]] = deque()
+        while todo or started:
+            if todo and len(started) < self._backend.ahead:
+                rows = todo.pop()
+                # Cut anew whatever is over the budget: at the start that is the block, later it is the batches
+                # that were cut before memory ran out.
+                if len(rows) > 1 and len(rows) * int(lengths[rows].max()) > self._backend.budget:
+                    todo += [rows[part] for part in reversed(batches(lengths[rows], self._backend.budget))]
+                    continue
+                answer, error = self._start(block, rows)
+                if answer is not None:
+                    started.append((rows, answer))
+                    continue
+            else:
+                rows, answer = started.popleft()
+                error = self._finish(state, block, rows, answer)
             # Out of the except clause by now: its traceback would keep the tensors of the failed pass alive.
+            members = block.members[rows]
             if error is None:
                 yield members
                 continue
@@ -223,10 +236,19 @@ class ShardRanker(Generic[E_]):
                         state.failures[int(member)] = failure(int(member), "score", error)
                     yield members
 
-    def _forward(self, state: PreparedPairs[E_], block: Block[E_], rows: IntArray) -> BaseException | None:
-        """One forward pass: its values into `state`, or what it raised."""
+    def _start(self, block: Block[E_], rows: IntArray) -> tuple[Answer | None, BaseException | None]:
+        """Start a forward pass: what waits for it, or what it raised."""
         try:
-            values = self._backend.forward(block.encoded, rows)
+            return self._backend.forward(block.encoded, rows), None
+        except Exception as error:  # noqa: BLE001 - where a pair's failure becomes a record
+            return None, error
+
+    def _finish(
+        self, state: PreparedPairs[E_], block: Block[E_], rows: IntArray, answer: Answer
+    ) -> BaseException | None:
+        """The values of a pass into `state`, or what it raised."""
+        try:
+            values = answer()
         except Exception as error:  # noqa: BLE001 - where a pair's failure becomes a record
             return error
         members = block.members[rows]
@@ -240,7 +262,9 @@ class ShardRanker(Generic[E_]):
     def _shrink(self, tokens: int, error: BaseException) -> None:
         """Halve the budget below what did not fit, for good."""
         self._backend.release()
-        self._backend.budget = max(min(self._backend.budget, tokens) // 2, 1)
+        if tokens > self._backend.budget:
+            return  # it was started before the pass that has made the budget smaller
+        self._backend.budget = max(tokens // 2, 1)
         log.warning("out of memory (%s): batch_tokens is now %d", one_line(error), self._backend.budget)
 
 

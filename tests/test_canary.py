@@ -13,7 +13,7 @@ from ranker.batching import IntArray
 from ranker.custom import CustomBlock
 from ranker.errors import DeviceBroken, RankerError
 from ranker.load import load
-from ranker.score import FloatArray
+from ranker.score import Answer
 from ranker.types import Pair, Preflight, RankerSpec
 from tests import checkpoints
 
@@ -25,6 +25,7 @@ class Backend:
     """Scores a text by its length; `judge(text, rows of the batch)` may say otherwise, or raise."""
 
     budget = 100_000
+    ahead = 1
     labels = 1
     score_label = 0
 
@@ -38,8 +39,9 @@ class Backend:
         lengths = np.array([max(len(text), 1) for _, text in pairs], dtype=np.int32)
         return CustomBlock(pairs=pairs, lengths=lengths, n_tokens=lengths, truncated=lengths > LIMIT)
 
-    def forward(self, block: CustomBlock, rows: IntArray) -> FloatArray:
-        return np.array([[self.judge(block.pairs[row][1], len(rows))] for row in rows], dtype=np.float32)
+    def forward(self, block: CustomBlock, rows: IntArray) -> Answer:
+        values = np.array([[self.judge(block.pairs[row][1], len(rows))] for row in rows], dtype=np.float32)
+        return lambda: values
 
     def release(self) -> None: ...
 

@@ -11,7 +11,7 @@ from ranker import score as course
 from ranker.batching import IntArray
 from ranker.custom import CustomBlock
 from ranker.errors import DeviceBroken
-from ranker.score import FloatArray, ShardRanker
+from ranker.score import Answer, FloatArray, ShardRanker
 from ranker.types import Pair, Scored
 from ranker.verdict import PromiseError, Verdict, verdict
 
@@ -30,6 +30,10 @@ class PanicException(BaseException):
 
 class WordBackend:
     """One token a word; the score is the number in the text. `judge` may raise for the texts of a batch."""
+
+    ahead = 1
+    late = False
+    """Whether a pass fails when it is waited for, as on a GPU, not when it is started."""
 
     def __init__(self, *, budget: int = 8, labels: int = 1, judge: Callable[[list[str], int], None] | None = None):
         self.budget = budget
@@ -50,11 +54,17 @@ class WordBackend:
         lengths = np.array([len(text.split()) for _, text in pairs], dtype=np.int32)
         return CustomBlock(pairs=pairs, lengths=lengths, n_tokens=lengths, truncated=lengths > 5)
 
-    def forward(self, block: CustomBlock, rows: IntArray) -> FloatArray:
+    def forward(self, block: CustomBlock, rows: IntArray) -> Answer:
         texts = [block.pairs[row][1] for row in rows]
         self.passes.append(texts)
+        if self.late:
+            return lambda: self._compute(texts, len(rows) * int(block.lengths[rows].max()))
+        values = self._compute(texts, len(rows) * int(block.lengths[rows].max()))
+        return lambda: values
+
+    def _compute(self, texts: list[str], tokens: int) -> FloatArray:
         if self.judge is not None:
-            self.judge(texts, len(rows) * int(block.lengths[rows].max()))
+            self.judge(texts, tokens)
         first = np.array([[float(text.split()[0])] for text in texts], dtype=np.float32)
         return np.concatenate([first * (label + 1) for label in range(self.labels)], axis=1)
 
@@ -63,6 +73,16 @@ class WordBackend:
 
     def describe(self) -> dict[str, str]:
         return {}
+
+
+@pytest.fixture(
+    autouse=True, params=[(1, False), (4, False), (4, True)], ids=["at-once", "ahead", "ahead-fails-late"]
+)
+def _course(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is promised holds however many passes are on their way, and whenever they fail."""
+    ahead, late = request.param
+    monkeypatch.setattr(WordBackend, "ahead", ahead)
+    monkeypatch.setattr(WordBackend, "late", late)
 
 
 def run(backend: WordBackend, pairs: Sequence[Pair]) -> tuple[Scored, list[int]]:
