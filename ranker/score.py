@@ -261,9 +261,9 @@ class ShardRanker(Generic[E_]):
 
     def _shrink(self, tokens: int, error: BaseException) -> None:
         """Halve the budget below what did not fit, for good."""
-        self._backend.release()
         if tokens > self._backend.budget:
             return  # it was started before the pass that has made the budget smaller
+        self._backend.release()
         self._backend.budget = max(tokens // 2, 1)
         log.warning("out of memory (%s): batch_tokens is now %d", one_line(error), self._backend.budget)
 

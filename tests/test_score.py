@@ -203,7 +203,7 @@ def test_score_out_of_memory_halves_the_budget_and_keeps_it() -> None:
         prepared = ranker.prepare(texts(*(f"{i} w" for i in range(40))))
         assert list(ranker.score(prepared))[-1] == 40
         assert ranker.result(prepared).scores.tolist() == list(range(40))
-    assert backend.released == 3
+    assert backend.released == (2 if backend.late else 3)
     assert ranker.info["batch_tokens"] == "8"
     assert not ranker.result(prepared).failures
 
