@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import sentence_transformers
 import torch
 import transformers
 
-from ranker import canary, hub, preflight
+from ranker import budget, canary, hub, preflight
 from ranker.bi_encoder import BiEncoderBackend
 from ranker.cross_encoder import CrossEncoderBackend
 from ranker.errors import DeviceBroken, RankerError
@@ -24,8 +25,6 @@ CPU_BATCH_TOKENS = 2_048
 8,192: 51. A core gains nothing from larger batches; smaller ones report progress more often."""
 TWICE = 1_500_000_000
 """Parameters of the largest model that is loaded in float32 too, for the canaries: 6 GB for a moment."""
-CUDA_BATCH_TOKENS = 65_536
-"""Not measured yet. Running out of memory with it costs one pass: the budget is halved and kept."""
 
 
 def load_transformer(spec: RankerSpec, *, threads: int, device: str) -> Ranker:
@@ -58,6 +57,8 @@ def load_transformer(spec: RankerSpec, *, threads: int, device: str) -> Ranker:
         reference = canary.score(where, exact, limit)
     ranker = ShardRanker[Any](backend, info)
     ranker.preflight = canary.judge(where, dtype, found, reference)
+    if spec.batch_tokens is None and on.type == "cuda":
+        backend.budget = budget.probe(backend, canary.pairs(limit)["very long"], time.perf_counter)
     return ranker
 
 
@@ -65,13 +66,13 @@ def _backend(spec: RankerSpec, model: Any) -> tuple[Backend[Any], int]:
     """A loaded model, checked, and the longest input that it takes, in tokens."""
     limit = preflight.check_model(spec, model)
     model.max_seq_length = limit  # the library's own default can lie beyond what a RoBERTa can take
-    budget = spec.batch_tokens or (CUDA_BATCH_TOKENS if model.device.type == "cuda" else CPU_BATCH_TOKENS)
+    tokens = spec.batch_tokens or CPU_BATCH_TOKENS
     backend: Backend[Any]
     if spec.kind == "cross-encoder":
         label = preflight.score_label(spec, model)
-        backend = CrossEncoderBackend(model, spec, limit=limit, score_label=label, budget=budget)
+        backend = CrossEncoderBackend(model, spec, limit=limit, score_label=label, budget=tokens)
     else:
-        backend = BiEncoderBackend(model, spec, limit=limit, budget=budget)
+        backend = BiEncoderBackend(model, spec, limit=limit, budget=tokens)
     return backend, limit
 
 
