@@ -87,6 +87,9 @@ class RankerConfig(_Section):
         default="auto",
         description="auto: float32 on CPUs, bfloat16 on CUDA; fixed at a model_version's first run.",
     )
+    attention: Literal["auto", "eager", "sdpa", "flash_attention_2"] = Field(
+        default="auto", description="How attention is computed; auto: what transformers picks."
+    )
     batch_tokens: Annotated[int, Field(ge=16)] | None = Field(
         default=None, description="Padded tokens in one forward pass; default: by device."
     )
