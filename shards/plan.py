@@ -51,7 +51,7 @@ class Difference:
         return self._brief(self.old)
 
     def _brief(self, value: str | None) -> str:
-        if value is None or (not value and self.name != "query"):
+        if value is None or (value in ("", "None") and self.name != "query"):
             return _ABSENT.get(self.name, "none")
         if self.name != "query" and _DIGEST.fullmatch(value):
             return f"{value[:12]}…"
