@@ -57,11 +57,11 @@ class DigestCache:
         return None
 
     def put(self, path: Path, before: _Stamp, digest: bytes) -> None:
-        """Remember a digest that was made after `before` was taken. Raises OSError if there is no such file."""
+        """Remember a digest that was made after `before` was taken: a file that changed meanwhile has another."""
         size, mtime_ns, ctime_ns, _ = before
         self.hashed += size
         settled = self._now_ns() - max(mtime_ns, ctime_ns) >= SETTLED_NS
-        if size >= SMALLEST and settled and stamp(path) == before:
+        if size >= SMALLEST and settled:
             self._new[self._key(path)] = [*before, digest.hex()]
 
     def save(self) -> None:
