@@ -20,14 +20,14 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from jobs.config import load_config, resolve_paths
+from jobs.config import Config, load_config, resolve_paths
 from jobs.outcome import summary, where_time_went
 from jobs.progress import Reporter
 from ranker.errors import RankerError
 from shards import dlq, export, snapshot, verify
 from shards import status as status_
 from shards.errors import RescoreError, UsageError
-from shards.layout import Layout
+from shards.layout import Layout, check_name
 from shards.lock import run_lock
 from shards.manifest import Manifest
 
@@ -51,6 +51,15 @@ app.add_typer(dlq_app)
 
 RunDir = Annotated[str, typer.Argument(metavar="RUN", help="The output directory of a run.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+ConfigFile = Annotated[str, typer.Argument(metavar="CONFIG", help="YAML file.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key: --set ranker.dtype=bfloat16"),
+]
+Root = Annotated[
+    str | None,
+    typer.Option(help="Directory that relative paths of CONFIG start from (default: the current one)."),
+]
 ModelVersion = Annotated[
     str | None,
     typer.Option("--model-version", help="Which model_version; default: the one that ran last."),
@@ -85,15 +94,9 @@ def _fail(message: str, code: int) -> None:
 
 @app.command()
 def run(
-    config: Annotated[str, typer.Argument(metavar="CONFIG", help="YAML file.")],
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override a key: --set ranker.dtype=bfloat16"),
-    ] = None,
-    root: Annotated[
-        str | None,
-        typer.Option(help="Directory that relative paths of CONFIG start from (default: the current one)."),
-    ] = None,
+    config: ConfigFile,
+    set_: Overrides = None,
+    root: Root = None,
     skip_unreadable: Annotated[
         bool, typer.Option("--skip-unreadable", help="Each unreadable file becomes one dead letter.")
     ] = False,
@@ -109,14 +112,57 @@ def run(
     overrides = list(set_ or [])
     if skip_unreadable:
         overrides.append("corpus.skip_unreadable=true")
-    checked = resolve_paths(load_config(config, overrides), root=root)
-    if root is not None or checked.ranker.kind == "custom":
-        sys.path.append(str(Path(root or ".").absolute()))
     reporter = Reporter()
-    outcome = driver.run(checked, reporter, now=_BEGAN)
+    outcome = driver.run(_configured(config, overrides, root), reporter, now=_BEGAN)
     for line in summary(outcome):
         reporter.note(line)
     sys.exit(int(outcome.exit))
+
+
+def _configured(path: str, overrides: Sequence[str], root: str | None) -> Config:
+    """The configuration with absolute paths; a class of the user's own becomes importable."""
+    config = resolve_paths(load_config(path, overrides), root=root)
+    if root is not None or config.ranker.kind == "custom":
+        sys.path.append(str(Path(root or ".").absolute()))
+    return config
+
+
+@app.command()
+def fingerprint(config: ConfigFile, json_: AsJson = False, set_: Overrides = None, root: Root = None) -> None:
+    """What decides a score, component by component, as `run` would bind it; the last line is the whole.
+
+    Components that the output's plan of this model_version has otherwise are marked. Exit code 1 if the output
+    holds scores with another fingerprint (`run` refuses them), else 0. Starts no Ray cluster.
+    """
+    from jobs import binding, identity  # loads Arrow only for the command that needs it
+
+    checked = _configured(config, list(set_ or []), root)
+    check_name(checked.ranker.model_version)
+    note = Reporter().note
+    with _spinner("Reading the checkpoint", quiet=json_):
+        bound = binding.bind(checked, gpus=lambda: identity.gpus(checked), note=note)
+    shown = identity.Identity(config=checked, bound=bound, standing=binding.standing(checked, bound))
+    if json_:
+        print(json.dumps(shown.as_json(), ensure_ascii=False))
+    else:
+        _print_marked(shown.rows())
+        for line in shown.lines():
+            note(line)
+    sys.exit(1 if shown.refused else 0)
+
+
+def _print_marked(rows: Sequence[tuple[str, str, str]]) -> None:
+    """(name, value, remark) in columns; on a terminal a value is cut to fit, and a difference stands out."""
+    console = Console(highlight=False, soft_wrap=True)
+    names, remarks = (max(len(row[column]) for row in rows) for column in (0, 2))
+    room = max(console.width - names - remarks - 4, 32) if console.is_terminal else 1 << 30
+    for name, value, remark in rows:
+        shown = value if len(value) <= room else f"{value[: room - 1]}…"
+        style = "red" if remark.startswith("≠") else ""
+        line = Text.assemble((name, "bold"), " " * (names - len(name) + 2), (shown, style))
+        if remark:
+            line.append(f"{' ' * max(2, min(room, 32) - len(shown) + 2)}{remark}", style or "dim")
+        console.print(line)
 
 
 @app.command()

@@ -85,7 +85,11 @@ class RankerConfig(_Section):
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto",
-        description="auto: float32 on CPUs, bfloat16 on CUDA; fixed at a model_version's first run.",
+        description="auto: float32 on CPUs, bfloat16 on CUDA; "
+        "to go on with scores of the other kind of device, name it.",
+    )
+    attention: Literal["auto", "eager", "sdpa", "flash_attention_2"] = Field(
+        default="auto", description="eager, sdpa or flash_attention_2; auto: what transformers picks."
     )
     batch_tokens: Annotated[int, Field(ge=16)] | None = Field(
         default=None,

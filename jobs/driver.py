@@ -19,28 +19,20 @@ from random import Random
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from jobs import specs
-from jobs.config import Config, is_hub_id
+from jobs import binding, specs
+from jobs.config import Config
 from jobs.outcome import Exit, Outcome
 from jobs.progress import Reporter, View
 from jobs.scheduler import Scheduler
 from jobs.state import Stop, StopKind, WorkerView
 from jobs.store import ManifestStore
 from jobs.worker import WorkerSpec
-from ranker import fingerprint, hub
-from ranker.types import RankerSpec
 from shards import orders, parts, plan, verify
-from shards.corpus import read_queries
 from shards.errors import ManifestError, UsageError
 from shards.layout import Layout, check_name
 from shards.lock import run_lock
 from shards.manifest import Manifest, Resume
-from shards.types import (
-    Binding,
-    Plan,
-    Shard,
-    ShardState,
-)
+from shards.types import Plan, Shard, ShardState
 
 if TYPE_CHECKING:
     from jobs import pool as ray_pool
@@ -104,9 +96,10 @@ class _Driver:
     def run(self) -> Outcome:
         if self._manifest.rebuilt:
             self._reporter.note("The manifest was missing or damaged: rebuilt from plan, orders and parts.")
-        self._ranker = self._resolve_ranker()
-        self._queries = read_queries(self._config.corpus.queries) if self._config.corpus.queries else None
-        self._plan = self._make_plan()
+        self._scored_dtype = binding.scored_dtype(self._config)
+        bound = binding.bind(self._config, gpus=self._gpus, note=self._reporter.note, dtype=self._scored_dtype)
+        self._ranker, self._queries = bound.ranker, bound.queries
+        self._plan = self._make_plan(bound)
         self._run = self._manifest.begin_run(
             model_version=self._model_version,
             pid=os.getpid(),
@@ -152,36 +145,9 @@ class _Driver:
         )
         self._manifest.publish([])
 
-    def _resolve_ranker(self) -> RankerSpec:
-        """The ranker as the workers get it: a Hub id becomes a local snapshot at one commit, and `auto`
-        the dtype that the model_version already has, or that of the cluster's devices."""
-        spec = specs.ranker(self._config)
-        if spec.kind == "custom":
-            return spec
-        if is_hub_id(spec.checkpoint):
-            self._reporter.note(f"Resolving {spec.checkpoint} on the Hub.")
-        path, commit = hub.resolve(spec.checkpoint, spec.revision)
-        return replace(spec, checkpoint=str(path), revision=commit, dtype=self._dtype(spec.dtype))
-
-    def _dtype(self, dtype: str) -> str:
-        if dtype != "auto":
-            return dtype
-        planned = plan.read_plan(self._layout, self._model_version)
-        if planned is not None and planned.binding.components.get("dtype"):
-            return planned.binding.components["dtype"]
-        return fingerprint.resolve_dtype(dtype, "cuda" if self._gpus() else "cpu")
-
-    def _make_plan(self) -> Plan:
-        components = dict(fingerprint.components(self._ranker))
-        if self._config.corpus.query is not None:
-            components["query"] = self._config.corpus.query
-        binding = Binding(
-            model_version=self._model_version,
-            components=components,
-            label_scores=self._ranker.score_label is not None,
-        )
+    def _make_plan(self, bound: binding.Bound) -> Plan:
         made, change = plan.make_plan(
-            self._layout, self._corpus, binding, self._queries, now=_utc_now(), settings={}
+            self._layout, self._corpus, bound.binding, self._queries, now=_utc_now(), settings={}
         )
         self._reporter.planned(made, str(change))
         return made
@@ -220,10 +186,14 @@ class _Driver:
 
     def _score(self, todo: Sequence[Shard]) -> tuple[Exit, str, str] | None:
         """Score `todo`. None when it is all done or dead; else (exit, state, message)."""
+        gpus = self._gpus()
+        # Only where there is work: what is complete is complete on any hardware.
+        refused = self._scored_dtype and binding.other_dtype(self._config, self._scored_dtype, gpus)
+        if refused:
+            return Exit.USAGE, "stopped", refused
         from jobs import pool as ray_pool  # Ray is loaded only where there is work for it
 
         cluster = ray_pool.connect()
-        gpus = self._gpus()
         workers = self._config.workers
 
         def place(unfit: frozenset[str] = frozenset()) -> ray_pool.Placement:
@@ -241,6 +211,9 @@ class _Driver:
         spec = self._worker_spec(device="cuda" if gpus else "cpu", threads=max(1, int(placement.cpus)))
         self._pool = pool = ray_pool.RayPool(lambda worker: replace(spec, worker=worker), place)
         self._reporter.connected(cluster, str(placement), placement.count)
+        if self._ranker.kind != "custom":
+            auto = " (ranker.dtype: auto)" if self._config.ranker.dtype == "auto" else ""
+            self._reporter.note(f"Scoring in {self._ranker.dtype}{auto}.")
         scheduler = Scheduler(
             todo,
             pool=pool,

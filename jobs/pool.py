@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ray
+from ray._private.accelerators import get_accelerator_manager_for_resource
 from ray._private.utils import read_ray_address
 from ray._raylet import Config  # type: ignore[attr-defined]
 from ray.exceptions import (
@@ -322,10 +323,9 @@ def connect() -> str:
     Raises UsageError if the named cluster does not answer.
     """
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    address = os.environ.get("RAY_ADDRESS") or _started()
     if ray.is_initialized():
         pass
-    elif address and address != "local":
+    elif address := _standing():
         try:
             ray.init(address=address, **quiet)
         except (ConnectionError, RayError) as e:
@@ -337,6 +337,12 @@ def connect() -> str:
     if ray.get_runtime_context().gcs_address in _own_clusters:
         return "a Ray cluster of this run's own"
     return f"the Ray cluster at {ray.get_runtime_context().gcs_address}"
+
+
+def _standing() -> str | None:
+    """The address of the cluster to join; None if a run has to start one."""
+    address = os.environ.get("RAY_ADDRESS") or _started()
+    return None if address == "local" else address
 
 
 def _started() -> str | None:
@@ -369,6 +375,17 @@ def _own_token() -> None:
 def can_have_gpus() -> bool:
     """Whether the cluster has GPUs, or its autoscaler could bring some."""
     return ray.cluster_resources().get("GPU", 0) > 0 or _possible().get("GPU", 0) > 0
+
+
+def would_have_gpus() -> bool:
+    """What `can_have_gpus` would say to a run from here, without a cluster being started for the answer: one that
+    stands is joined, otherwise it is what Ray would count on this machine. Raises UsageError as `connect`."""
+    if ray.is_initialized() or _standing():
+        connect()
+        return can_have_gpus()
+    gpus = get_accelerator_manager_for_resource("GPU")
+    visible = gpus.get_current_process_visible_accelerator_ids()  # None: no restriction
+    return bool(gpus.get_current_node_num_accelerators() > 0 and visible != [])
 
 
 def _possible() -> dict[str, float]:

@@ -33,6 +33,7 @@ def ranker(config: Config) -> RankerSpec:
         options=wanted.options,
         max_length=wanted.max_length,
         dtype=wanted.dtype,
+        attention=wanted.attention,
         batch_tokens=wanted.batch_tokens,
         truncation=wanted.truncation,
         score_label=wanted.score_label,

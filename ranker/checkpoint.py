@@ -10,6 +10,7 @@ from typing import Any
 import sentence_transformers
 import torch
 import transformers
+from transformers.utils import is_flash_attn_2_available
 
 from ranker import budget, canary, hub, preflight
 from ranker.bi_encoder import BiEncoderBackend
@@ -43,6 +44,7 @@ def load_transformer(spec: RankerSpec, *, threads: int, device: str) -> Ranker:
         "commit": commit or "",
         "device": str(model.device),
         "dtype": dtype,
+        "attention": _attention(model),
         "threads": str(threads),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
@@ -78,12 +80,16 @@ def _backend(spec: RankerSpec, model: Any) -> tuple[Backend[Any], int]:
 
 def _load(spec: RankerSpec, path: str, device: torch.device, dtype: torch.dtype) -> Any:
     """The library's model object, with every weight from the checkpoint and inputs that are always padded."""
+    if spec.attention == "flash_attention_2":
+        _check_flash(device, dtype)
     options: dict[str, Any] = {
         "device": str(device),
         "local_files_only": True,
         "trust_remote_code": spec.trust_remote_code,
         "model_kwargs": {"dtype": dtype},  # unless told, transformers 5 takes the precision it was saved in
     }
+    if spec.attention != "auto":
+        options["model_kwargs"]["attn_implementation"] = spec.attention
     where = f"ranker.checkpoint {spec.checkpoint}"
     try:
         with preflight.complete_weights(spec):
@@ -101,11 +107,44 @@ def _load(spec: RankerSpec, path: str, device: torch.device, dtype: torch.dtype)
                 raise DeviceBroken(one_line(error)) from error
             case Verdict.MEMORY:
                 raise RankerError(f"{where} does not fit into the memory of {device}: {one_line(error)}") from error
+        if spec.attention != "auto" and "attention" in str(error).lower():
+            raise RankerError(
+                f"ranker.attention is {spec.attention}, but {spec.checkpoint} cannot be loaded with it: "
+                f"{one_line(error).split('. ')[0]}; use auto"
+            ) from error
         raise RankerError(f"{where} cannot be loaded: {type(error).__name__}: {one_line(error)}") from error
+    if spec.attention not in ("auto", _attention(model)):
+        raise RankerError(
+            f"ranker.attention is {spec.attention}, but {spec.checkpoint} was loaded with "
+            f"{_attention(model) or 'none'}: use auto"
+        )
     for module in model.modules():
         if hasattr(module, "unpad_inputs"):
             module.unpad_inputs = False  # flattened inputs have no mask to cut batches by
     return model
+
+
+def _check_flash(device: torch.device, dtype: torch.dtype) -> None:
+    """Refuse flash attention where it cannot work; transformers' own words for it differ from case to case.
+
+    Raises:
+        RankerError: no GPU, float32, or the package is not installed.
+    """
+    what = "ranker.attention is flash_attention_2"
+    if device.type != "cuda":
+        raise RankerError(f"{what}, which needs a GPU; this worker is on {device}: use auto or sdpa")
+    if dtype not in (torch.bfloat16, torch.float16):
+        raise RankerError(f"{what}, which needs ranker.dtype bfloat16 or float16, not float32")
+    if not is_flash_attn_2_available():
+        raise RankerError(
+            f"{what}, but the package flash-attn is not installed here or does not fit: install it, or use sdpa"
+        )
+
+
+def _attention(model: Any) -> str:
+    """The implementation that transformers has settled on; empty where the model has none."""
+    config = getattr(model.transformers_model, "config", None)
+    return str(getattr(config, "_attn_implementation", None) or "")
 
 
 def _device(name: str) -> torch.device:

@@ -30,6 +30,8 @@ class RankerSpec:
     max_length: int | None = None
     dtype: str = "auto"
     """auto (float32 on CPU, bfloat16 on CUDA) | float32 | bfloat16 | float16."""
+    attention: str = "auto"
+    """auto (what transformers picks for the architecture) | eager | sdpa | flash_attention_2."""
     batch_tokens: int | None = None
     """Padded tokens in one forward pass; None: a default for the device."""
     truncation: Literal["document", "reference"] = "document"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -13,6 +15,10 @@ from shards.layout import Layout, check_name
 from shards.planfile import PlanFile
 from shards.types import Binding, CorpusFile, CorpusSpec, Plan, QuerySet
 
+_BRIEF = 40
+_DIGEST = re.compile(r"[0-9a-f]{32,}")
+_ABSENT = {"attention": "auto"}
+"""What a component means that is not there, where it is not "none"."""
 _EPOCH = 0  # a changed corpus will build the next one; until then it is refused
 
 
@@ -26,6 +32,44 @@ class PlanChange:
 
     def __str__(self) -> str:
         return f"extended by {self.new_files:,} new files" if self.kind == "extended" else self.kind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """Something a plan is bound to, and what it would be now. None: it is no component there."""
+
+    name: str
+    old: str | None
+    new: str | None
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self._brief(self.old)} → {self._brief(self.new)}"
+
+    @property
+    def planned(self) -> str:
+        """What the plan has, in few words."""
+        return self._brief(self.old)
+
+    def _brief(self, value: str | None) -> str:
+        if value is None or (value in ("", "None") and self.name != "query"):
+            return _ABSENT.get(self.name, "none")
+        if self.name != "query" and _DIGEST.fullmatch(value):
+            return f"{value[:12]}…"
+        pairs = enumerate(zip(self.old or "", self.new or "", strict=False))
+        same = next((at for at, (a, b) in pairs if a != b), min(len(self.old or ""), len(self.new or "")))
+        start = same - _BRIEF // 2 if same > _BRIEF else 0  # of long texts, the stretch where they begin to differ
+        end = start + _BRIEF
+        text = ("…" if start else "") + value[start:end] + ("…" if len(value) > end else "")
+        return json.dumps(text, ensure_ascii=False) if self.name == "query" else text  # to see a blank too much
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """The plan that a model_version has. `scored`: parts exist, so that no other plan may take its place."""
+
+    binding: Binding
+    scored: bool
+    differences: tuple[Difference, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,21 +97,39 @@ def make_plan(
     differs: other columns, queries or ranker, a planned file that changed or vanished.
     """
     request = _Request(layout=layout, spec=spec, binding=binding, queries=queries, now=now, settings=settings)
-    standing = _read(layout, check_name(binding.model_version))
-    if not standing:
+    found = _read(layout, check_name(binding.model_version))
+    if not found:
         return _create(request, "created")
-    difference = _difference(standing[0], request)
-    if difference:
-        if parts.scan(layout, binding.model_version, standing[0].epoch):
-            raise PlanError(_refusal(layout, binding.model_version, difference))
-        return _replace(request, standing)
-    return _resume(request, standing)
+    differences = _differences(found[0], spec, binding, queries)
+    if differences:
+        if parts.scan(layout, binding.model_version, found[0].epoch):
+            raise PlanError(_refusal(layout, binding.model_version, differences))
+        return _replace(request, found)
+    return _resume(request, found)
 
 
 def read_plan(layout: Layout, model_version: str) -> Plan | None:
     """The plan from its files alone; paths are those it was made with. Raises PlanError if damaged."""
-    standing = _read(layout, model_version)
-    return planfile.join(standing) if standing else None
+    found = _read(layout, model_version)
+    return planfile.join(found) if found else None
+
+
+def standing(layout: Layout, model_version: str) -> Standing | None:
+    """What the plan is bound to; None: there is none of that name. Raises PlanError if it is damaged."""
+    found = _read(layout, check_name(model_version))
+    return _standing(layout, found[0], ()) if found else None
+
+
+def compare(layout: Layout, spec: CorpusSpec, binding: Binding, queries: QuerySet | None) -> Standing | None:
+    """The standing plan, and in what `make_plan` would find it bound otherwise. Changes nothing, and looks at no
+    file of the corpus. None: there is no plan of that name. Raises PlanError if it is damaged."""
+    found = _read(layout, check_name(binding.model_version))
+    return _standing(layout, found[0], _differences(found[0], spec, binding, queries)) if found else None
+
+
+def _standing(layout: Layout, base: PlanFile, differences: Sequence[Difference]) -> Standing:
+    scored = bool(parts.scan(layout, base.model_version, base.epoch))
+    return Standing(binding=base.binding, scored=scored, differences=tuple(differences))
 
 
 def only_plan(layout: Layout, model_version: str | None) -> Plan:
@@ -223,27 +285,19 @@ def _write(layout: Layout, plan: PlanFile) -> None:
         raise OutputError(f"{path} exists already: another driver plans into the same output")
 
 
-def _difference(base: PlanFile, request: _Request) -> str:
+def _differences(base: PlanFile, spec: CorpusSpec, binding: Binding, queries: QuerySet | None) -> list[Difference]:
+    # "queries" last: a binding made before it was a component of it lacks it.
     old = {**base.spec, **base.binding.components, "queries": base.queries_digest}
-    new = {
-        **planfile.spec_facts(request.spec),
-        **request.binding.components,
-        "queries": planfile.queries_digest(request.queries),
-    }
-    old["label_scores"], new["label_scores"] = str(base.binding.label_scores), str(request.binding.label_scores)
-    names = [name for name in (*old, *(set(new) - set(old))) if old.get(name) != new.get(name)]
-    return ", ".join(f"{name}: {_short(old.get(name))} → {_short(new.get(name))}" for name in names)
+    new = {**planfile.spec_facts(spec), **binding.components, "queries": planfile.queries_digest(queries)}
+    old["label_scores"], new["label_scores"] = str(base.binding.label_scores), str(binding.label_scores)
+    names = [name for name in (*old, *(name for name in new if name not in old)) if old.get(name) != new.get(name)]
+    return [Difference(name=name, old=old.get(name), new=new.get(name)) for name in names]
 
 
-def _short(value: str | None) -> str:
-    if value is None or value == "":
-        return "none"
-    return value if len(value) <= 40 else f"{value[:12]}…"
-
-
-def _refusal(layout: Layout, model_version: str, difference: str) -> str:
+def _refusal(layout: Layout, model_version: str, differences: Sequence[Difference]) -> str:
     return (
-        f"model_version {model_version!r} in {layout.root} was planned otherwise ({difference});"
+        f"model_version {model_version!r} in {layout.root} was planned otherwise"
+        f" ({', '.join(map(str, differences))});"
         " give this ranker another model_version, or use another output"
     )
 

@@ -18,6 +18,8 @@ from transformers import (
     BertConfig,
     BertForSequenceClassification,
     BertModel,
+    DebertaV2Config,
+    DebertaV2ForSequenceClassification,
     PreTrainedTokenizerFast,
     Qwen3Config,
     Qwen3ForCausalLM,
@@ -132,6 +134,14 @@ def tiny_roberta(path: Path | str, *, seed: int = 0, positions: int = 130) -> st
         type_vocab_size=1,
     )
     return _save(path, _spread(RobertaForSequenceClassification(config)), tokenizer)
+
+
+def tiny_deberta(path: Path | str, *, seed: int = 0) -> str:
+    """DeBERTa-v2, whose attention transformers has in its eager form only. Returns the path."""
+    torch.manual_seed(seed)
+    tokenizer = wordpiece_tokenizer()
+    config = DebertaV2Config(vocab_size=len(tokenizer), **_SMALL, max_position_embeddings=128, num_labels=1)
+    return _save(path, _spread(DebertaV2ForSequenceClassification(config)), tokenizer)
 
 
 def tiny_llm_reranker(

@@ -11,6 +11,15 @@ import pytest
 from tests.projects import Project
 
 
+@pytest.fixture(scope="session", autouse=True)
+def cache_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A cache directory for the programs of this session: the user's own stays as it is."""
+    with pytest.MonkeyPatch.context() as patch:
+        path = tmp_path_factory.mktemp("cache_home")
+        patch.setenv("XDG_CACHE_HOME", str(path))
+        yield path
+
+
 @pytest.fixture(scope="session")
 def cross_encoder_path(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A tiny BERT cross-encoder with one label and 128 positions, read only."""

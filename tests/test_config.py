@@ -45,6 +45,7 @@ def test_load_config_least_one_gets_the_defaults(tmp_path: Path) -> None:
         (changed(corpus={"shard_size": 0}), ["corpus.shard_size", "greater than or equal to 1"]),
         (changed(workers={"count": "some"}), ["workers.count", "auto"]),
         (changed(ranker={"dtype": "int8"}), ["ranker.dtype", "bfloat16"]),
+        (changed(ranker={"attention": "flash"}), ["ranker.attention", "flash_attention_2"]),
         (changed(ranker={"model_version": 2026.10}), ["ranker.model_version", "quotes"]),
         (changed(corpus={"query_column": "q"}), ["corpus", "exactly one", "query, query_column"]),
         (changed(corpus={"query": None}), ["corpus", "exactly one"]),

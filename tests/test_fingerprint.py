@@ -24,6 +24,7 @@ def checkpoint(tmp_path: Path) -> Path:
     """Files with the names of a checkpoint; their contents are never loaded here."""
     path = tmp_path / "checkpoint"
     (path / "1_Pooling").mkdir(parents=True)
+    (path / "1_LogitScore").mkdir()
     (path / "model.safetensors").write_bytes(bytes(range(256)) * 50)
     (path / "vocab.txt").write_text("[PAD]\na\n")
     (path / "chat_template.jinja").write_text("{{ messages }}")
@@ -31,11 +32,21 @@ def checkpoint(tmp_path: Path) -> Path:
         "config.json": CONFIG,
         "tokenizer.json": TOKENIZER,
         "modules.json": [{"idx": 0}],
+        "config_sentence_transformers.json": ST_CONFIG,
         "1_Pooling/config.json": {"pooling_mode": "mean"},
+        "1_LogitScore/config.json": {"true_token_id": 7, "false_token_id": 8},
         "tokenizer_config.json": {"model_max_length": 128},
     }.items():
         (path / name).write_text(json.dumps(value))
     return path
+
+
+ST_CONFIG = {
+    "__version__": {"sentence_transformers": "5.0.0"},
+    "prompts": {"query": "query: "},
+    "default_prompt_name": "query",
+    "activation_fn": "torch.nn.modules.activation.Sigmoid",
+}
 
 
 def of(path: Path, **changes: Any) -> dict[str, str]:
@@ -61,6 +72,34 @@ def write(name: str, content: str) -> Callable[[Path], None]:
     return change
 
 
+def edit(name: str, **values: Any) -> Callable[[Path], None]:
+    def change(path: Path) -> None:
+        (path / name).write_text(json.dumps(json.loads((path / name).read_text()) | values))
+
+    return change
+
+
+def inline_template(path: Path) -> None:
+    """Move the chat template into the tokenizer's configuration, where older libraries keep it."""
+    text = (path / "chat_template.jinja").read_text()
+    (path / "chat_template.jinja").unlink()
+    edit("tokenizer_config.json", chat_template=text)(path)
+
+
+STATE = {
+    "truncation": {"direction": "Right", "max_length": 5, "strategy": "LongestFirst", "stride": 0},
+    "padding": {
+        "direction": "Right",
+        "strategy": "BatchLongest",
+        "pad_id": 0,
+        "pad_type_id": 0,
+        "pad_token": "[PAD]",
+    },
+}
+LEFT = {name: state | {"direction": "Left"} for name, state in STATE.items()}
+SAVED_STATE = {"max_length": 5, "stride": 0, "truncation_strategy": "longest_first", "pad_token_type_id": 0}
+
+
 @pytest.mark.parametrize(
     ("change", "part"),
     [
@@ -71,7 +110,23 @@ def write(name: str, content: str) -> Callable[[Path], None]:
         (write("tokenizer_config.json", '{"model_max_length": 64}'), "tokenizer"),
         (write("config.json", '{"model_type": "bert", "hidden_size": 64}'), "config.json"),
         (write("1_Pooling/config.json", '{"pooling_mode": "cls"}'), "1_Pooling/config.json"),
-        (write("config_sentence_transformers.json", '{"prompts": {}}'), "config_sentence_transformers.json"),
+        (edit("config.json", sentence_transformers={"activation_fn": "torch.nn.Identity"}), "config.json"),
+        (edit("config.json", sbert_ce_default_activation_function="torch.nn.Identity"), "config.json"),
+        (edit("config_sentence_transformers.json", prompts={"query": "q: "}), "config_sentence_transformers.json"),
+        (edit("config_sentence_transformers.json", default_prompt_name=None), "config_sentence_transformers.json"),
+        (
+            edit("config_sentence_transformers.json", activation_fn="torch.nn.Identity"),
+            "config_sentence_transformers.json",
+        ),
+        (edit("1_LogitScore/config.json", true_token_id=8, false_token_id=7), "1_LogitScore/config.json"),
+        (write("sentence_bert_config.json", '{"max_seq_length": 64}'), "sentence_bert_config.json"),
+        (write("quantization.json", "{}"), "quantization.json"),
+        (write("unheard_of.xyz", "?"), "file:unheard_of.xyz"),
+        (write("additional_chat_templates/rag.jinja", "{{ y }}"), "chat_template"),
+        (lambda path: (path / "chat_template.jinja").unlink(), "chat_template"),
+        (edit("tokenizer.json", truncation=LEFT["truncation"]), "tokenizer"),
+        (edit("tokenizer.json", padding=LEFT["padding"]), "tokenizer"),
+        (edit("tokenizer_config.json", truncation_side="left"), "tokenizer"),
         (write("modules.json", "[]"), "modules"),
         (write("chat_template.jinja", "{{ x }}"), "chat_template"),
         (write("modeling_mine.py", "x = 1"), "code"),
@@ -94,8 +149,19 @@ def test_fingerprint_after_a_change_that_decides_scores_names_that_part(
         write("onnx/model.onnx", "other runtime"),
         write("openvino/openvino_model.bin", "other runtime"),
         write("training_args.bin", "how it was trained"),
+        write("trainer_state.json", "{}"),
+        write("generation_config.json", '{"temperature": 0.1}'),
+        write("eval/scores.json", "{}"),
+        write("requirements.txt", "torch"),
         write("pytorch_model.bin", "the same weights, in the older format"),
-        write("tokenizer.json", json.dumps(TOKENIZER | {"truncation": {"max_length": 5}, "padding": {"x": 1}})),
+        edit("tokenizer.json", **STATE),
+        edit(
+            "tokenizer_config.json", **SAVED_STATE, padding_side="right", tokenizer_file="/home/ann/tokenizer.json"
+        ),
+        edit("config_sentence_transformers.json", __version__={"sentence_transformers": "6.0.0"}),
+        write("config_sentence_transformers.json", json.dumps(dict(reversed(ST_CONFIG.items())), indent=2)),
+        inline_template,
+        edit("tokenizer_config.json", chat_template="not read: there is a file"),
         write(
             "config.json",
             json.dumps(CONFIG | {"_name_or_path": "/x", "transformers_version": "9"}, indent=4),
@@ -109,6 +175,63 @@ def test_fingerprint_after_a_change_that_decides_nothing_stays(
     before = of(checkpoint)
     change(checkpoint)
     assert of(checkpoint) == before
+
+
+def test_fingerprint_of_an_inline_template_names_the_template(checkpoint: Path) -> None:
+    inline_template(checkpoint)
+    before = of(checkpoint)
+    edit("tokenizer_config.json", chat_template="{{ other }}")(checkpoint)
+    assert differing(before, of(checkpoint)) == {"chat_template"}
+    named = [{"name": "default", "template": "{{ messages }}"}, {"name": "rag", "template": "{{ y }}"}]
+    edit("tokenizer_config.json", chat_template=named)(checkpoint)
+    inline = of(checkpoint)
+    edit("tokenizer_config.json", chat_template=None)(checkpoint)
+    write("chat_template.jinja", "{{ messages }}")(checkpoint)
+    write("additional_chat_templates/rag.jinja", "{{ y }}")(checkpoint)
+    assert differing(before, inline) == {"chat_template"}
+    assert of(checkpoint) == inline
+
+
+def test_fingerprint_of_a_left_sided_tokenizer_does_not_depend_on_its_state(checkpoint: Path) -> None:
+    edit("tokenizer_config.json", truncation_side="left", padding_side="left")(checkpoint)
+    before = of(checkpoint)
+    edit("tokenizer.json", **LEFT)(checkpoint)
+    assert of(checkpoint) == before
+
+
+def test_fingerprint_of_a_tokenizer_used_and_saved_again_stays(cross_encoder_path: str, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    copy = shutil.copytree(cross_encoder_path, tmp_path / "copy")
+    for _ in range(2):  # the second time it is loaded with the state of the first
+        tokenizer = AutoTokenizer.from_pretrained(copy)
+        tokenizer(["a b c", "a"], padding=True, truncation=True, max_length=4)
+        tokenizer.save_pretrained(copy)
+    assert json.loads((copy / "tokenizer.json").read_text())["truncation"] is not None
+    assert of(copy) == of(Path(cross_encoder_path))
+
+
+def test_tokenizer_state_with_a_left_side_decides_what_is_cut_off(cross_encoder_path: str, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    copy = shutil.copytree(cross_encoder_path, tmp_path / "copy")
+    edit("tokenizer.json", **LEFT)(copy)
+    assert AutoTokenizer.from_pretrained(copy).truncation_side == "left"
+
+
+def test_fingerprint_follows_links_to_folders_and_not_in_circles(checkpoint: Path, tmp_path: Path) -> None:
+    before = of(checkpoint)
+    (checkpoint / "1_Pooling").rename(tmp_path / "pooling")
+    (checkpoint / "1_Pooling").symlink_to(tmp_path / "pooling")
+    (checkpoint / "loop").symlink_to(checkpoint)
+    assert of(checkpoint) == before
+
+
+def test_fingerprint_of_a_file_that_cannot_be_read_is_refused_in_one_line(checkpoint: Path) -> None:
+    (checkpoint / "model.safetensors").unlink()
+    (checkpoint / "model.safetensors").symlink_to("/proc/self/mem")  # not even root may read its beginning
+    with pytest.raises(RankerError, match=r"ranker.checkpoint .*checkpoint: cannot read "):
+        of(checkpoint)
 
 
 def test_fingerprint_of_a_copy_under_another_path_is_the_same(checkpoint: Path, tmp_path: Path) -> None:
@@ -126,10 +249,16 @@ def test_fingerprint_of_a_copy_under_another_path_is_the_same(checkpoint: Path, 
         ("score_label", 1),
         ("kind", "bi-encoder"),
         ("trust_remote_code", True),
+        ("attention", "sdpa"),
     ],
 )
 def test_fingerprint_with_another_option_names_it(checkpoint: Path, option: str, value: Any) -> None:
     assert differing(of(checkpoint), of(checkpoint, **{option: value})) == {option}
+
+
+def test_fingerprint_without_a_chosen_attention_has_no_such_component(checkpoint: Path) -> None:
+    assert "attention" not in of(checkpoint)
+    assert of(checkpoint, attention="eager")["attention"] == "eager"
 
 
 def test_fingerprint_with_another_batch_size_stays(checkpoint: Path) -> None:

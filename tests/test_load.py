@@ -49,6 +49,23 @@ def test_load_of_a_cross_encoder_says_what_was_resolved(cross_encoder_path: str)
     assert {"torch", "transformers", "sentence-transformers"} <= info.keys()
 
 
+@pytest.mark.parametrize(("wanted", "found"), [("auto", "sdpa"), ("eager", "eager"), ("sdpa", "sdpa")])
+def test_load_says_which_attention_it_uses(cross_encoder_path: str, wanted: str, found: str) -> None:
+    assert loaded(cross_encoder_path, attention=wanted).info["attention"] == found
+
+
+def test_load_with_an_attention_that_the_architecture_lacks_is_refused(tmp_path: Path) -> None:
+    path = checkpoints.tiny_deberta(tmp_path)
+    assert loaded(path).info["attention"] == "eager"
+    message = refusal(path, attention="sdpa")
+    assert message.startswith(f"ranker.attention is sdpa, but {path} cannot be loaded with it: DebertaV2")
+    assert message.endswith("; use auto")
+
+
+def test_load_with_flash_attention_on_a_cpu_is_refused(cross_encoder_path: str) -> None:
+    assert "needs a GPU; this worker is on cpu" in refusal(cross_encoder_path, attention="flash_attention_2")
+
+
 def test_load_sets_torch_threads(cross_encoder_path: str) -> None:
     load(RankerSpec(kind=CROSS, checkpoint=cross_encoder_path), threads=2)
     assert torch.get_num_threads() == 2
