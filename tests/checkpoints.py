@@ -13,19 +13,23 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
     BertModel,
     DebertaV2Config,
     DebertaV2ForSequenceClassification,
+    ModernBertConfig,
+    ModernBertForSequenceClassification,
     PreTrainedTokenizerFast,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3ForSequenceClassification,
     RobertaConfig,
     RobertaForSequenceClassification,
+    XLMRobertaConfig,
+    XLMRobertaForSequenceClassification,
 )
 
 TEXT = """
@@ -89,6 +93,33 @@ def byte_tokenizer(max_length: int = 128) -> PreTrainedTokenizerFast:
     )
 
 
+def unigram_tokenizer(specials: list[str], start: str, end: str, between: str) -> PreTrainedTokenizerFast:
+    """As XLM-RoBERTa's and DeBERTa-v2's: sentence pieces, spaces as ▁. `between` two texts stands once or twice."""
+    raw = Tokenizer(models.Unigram())
+    raw.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")])
+    raw.pre_tokenizer = pre_tokenizers.Metaspace()
+    raw.decoder = decoders.Metaspace()
+    unknown = next(token for token in specials if token in {"<unk>", "[UNK]"})
+    trainer = trainers.UnigramTrainer(vocab_size=400, special_tokens=specials, unk_token=unknown)
+    raw.train_from_iterator(TEXT * 4, trainer)
+    ends = [(token, raw.token_to_id(token)) for token in (start, end)]
+    raw.post_processor = processors.TemplateProcessing(
+        single=f"{start} $A {end}", pair=f"{start} $A {between.replace('><', '> <')} $B {end}", special_tokens=ends
+    )
+    padding = next(token for token in specials if token in {"<pad>", "[PAD]"})
+    return PreTrainedTokenizerFast(
+        tokenizer_object=raw,
+        model_max_length=128,
+        model_input_names=["input_ids", "attention_mask"],
+        pad_token=padding,
+        unk_token=unknown,
+        cls_token=start,
+        sep_token=end,
+        bos_token=start,
+        eos_token=end,
+    )
+
+
 def tiny_cross_encoder(
     path: Path | str,
     *,
@@ -136,10 +167,47 @@ def tiny_roberta(path: Path | str, *, seed: int = 0, positions: int = 130) -> st
     return _save(path, _spread(RobertaForSequenceClassification(config)), tokenizer)
 
 
+def tiny_xlm_roberta(path: Path | str, *, seed: int = 0) -> str:
+    """XLM-RoBERTa: sentence pieces, `<s> a </s></s> b </s>`, padding id 1. Returns the path."""
+    torch.manual_seed(seed)
+    tokenizer = unigram_tokenizer(ROBERTA_SPECIALS, "<s>", "</s>", "</s></s>")
+    config = XLMRobertaConfig(
+        vocab_size=len(tokenizer),
+        **_SMALL,
+        max_position_embeddings=130,
+        num_labels=1,
+        pad_token_id=1,
+        bos_token_id=0,
+        eos_token_id=2,
+        type_vocab_size=1,
+    )
+    return _save(path, _spread(XLMRobertaForSequenceClassification(config)), tokenizer)
+
+
+def tiny_modernbert(path: Path | str, *, seed: int = 0) -> str:
+    """ModernBERT: byte-level BPE, rotary positions, local and global attention in turn. Returns the path."""
+    torch.manual_seed(seed)
+    tokenizer = byte_tokenizer(128)
+    config = ModernBertConfig(
+        vocab_size=len(tokenizer),
+        **_SMALL,
+        max_position_embeddings=128,
+        num_labels=1,
+        pad_token_id=1,
+        bos_token_id=0,
+        eos_token_id=2,
+        cls_token_id=0,
+        sep_token_id=2,
+        global_attn_every_n_layers=2,
+        local_attention=8,
+    )
+    return _save(path, _spread(ModernBertForSequenceClassification(config)), tokenizer)
+
+
 def tiny_deberta(path: Path | str, *, seed: int = 0) -> str:
     """DeBERTa-v2, whose attention transformers has in its eager form only. Returns the path."""
     torch.manual_seed(seed)
-    tokenizer = wordpiece_tokenizer()
+    tokenizer = unigram_tokenizer(BERT_SPECIALS, "[CLS]", "[SEP]", "[SEP]")
     config = DebertaV2Config(vocab_size=len(tokenizer), **_SMALL, max_position_embeddings=128, num_labels=1)
     return _save(path, _spread(DebertaV2ForSequenceClassification(config)), tokenizer)
 

@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.stats import spearmanr
 from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.util import pairwise_cos_sim
 
+from ranker.canary import TOLERANCE
 from ranker.cross_encoder import CrossEncoderBackend
 from ranker.load import load
 from ranker.score import ShardRanker
@@ -82,6 +84,9 @@ PAIRS: list[Pair] = [
 BUILDERS: dict[str, Callable[[Path], str]] = {
     "bert": checkpoints.tiny_cross_encoder,
     "roberta": checkpoints.tiny_roberta,
+    "xlm-roberta": checkpoints.tiny_xlm_roberta,
+    "deberta-v2": checkpoints.tiny_deberta,
+    "modernbert": checkpoints.tiny_modernbert,
     "decoder with yes and no": checkpoints.tiny_llm_reranker,
     "decoder with a classifier": lambda path: checkpoints.tiny_llm_reranker(path, classifier=True),
 }
@@ -112,6 +117,28 @@ def test_score_alone_and_in_any_batch_agrees(checkpoint: str) -> None:
     alone = [score(ranker, [pair]).scores[0] for pair in PAIRS[::7]]
     close(together[::7], alone)
     close(run(checkpoint, PAIRS, max_length=90, batch_tokens=100_000).scores, together)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_scores_in_half_precision_agree_with_predict_in_the_same(checkpoint: str, dtype: str) -> None:
+    """Rounding differs with the shape of a batch, and `predict` batches otherwise: so within the tolerance that
+    is stated for the dtype, with the same ranking but for near-ties, and not notably more ties."""
+    kwargs = {"dtype": getattr(torch, dtype)}
+    reference = CrossEncoder(checkpoint, device="cpu", max_length=90, model_kwargs=kwargs).predict(PAIRS)
+    scores = run(checkpoint, PAIRS, max_length=90, dtype=dtype).scores
+    assert (np.abs(scores - reference) <= TOLERANCE[dtype] * (1 + np.abs(reference))).all()
+    assert spearmanr(scores, reference).statistic > 0.98
+    assert len(np.unique(scores)) >= 0.9 * len(np.unique(reference))
+
+
+def test_scores_of_a_fixed_budget_are_the_same_bits_in_any_order_of_shards(checkpoint: str) -> None:
+    """What two workers do: each its own ranker, the shards dealt otherwise."""
+    shards = [PAIRS[:20], PAIRS[20:40], PAIRS[40:]]
+    first, second = (load(spec_of(checkpoint, max_length=90), threads=1) for _ in range(2))
+    once = [score(first, shard).scores for shard in shards]
+    again = [score(second, shard).scores for shard in reversed(shards)][::-1]
+    for a, b in zip(once, again, strict=True):
+        assert a.tobytes() == b.tobytes()
 
 
 def test_scores_of_shuffled_pairs_follow_their_pairs(checkpoint: str) -> None:
