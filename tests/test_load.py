@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import platform
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from ranker.load import load
 from ranker.preflight import position_limit
 from ranker.types import Kind, Ranker, RankerSpec
 from tests import checkpoints
+from tests.projects import REPO
 
 CROSS: Kind = "cross-encoder"
 
@@ -80,6 +84,27 @@ def test_device_that_only_emulates_bfloat16_is_unfit(monkeypatch: pytest.MonkeyP
     preflight.check_dtype("bfloat16", torch.device("cpu"))
     with pytest.raises(NodeUnfit, match="cuda cannot compute in bfloat16"):
         preflight.check_dtype("bfloat16", device)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another allocator")
+def test_memory_that_a_pass_frees_is_there_for_the_next_one() -> None:
+    program = """
+import ctypes, resource
+from ranker.load import keep_memory
+keep_memory()
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+def touch():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    block = libc.malloc(16 << 20)
+    ctypes.memset(block, 1, 16 << 20)
+    libc.free(block)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+touch()
+print(touch())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=REPO)
+    assert int(done.stdout) < 100  # of 4,096 pages
 
 
 def test_load_is_silent(
