@@ -15,13 +15,13 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
 from jobs.protocol import Done, ErrorReport, Failed, Lease, Probed, Progress, WorkerInfo
+from jobs.stopwatch import Stopwatch, Waiting
 from ranker.errors import RankerError
 from ranker.load import load
 from ranker.types import Pair, RankerSpec, Scored
@@ -81,27 +81,10 @@ class _Keys:
 class _Course:
     """Where a call is, and where its time went."""
 
+    watch: Stopwatch
     stage: Stage = Stage.READ
     outcome: str = ""
-    seconds: dict[str, float] = field(default_factory=dict)
     beat: float = field(default_factory=time.monotonic)
-
-    @contextmanager
-    def time(self, stage: str) -> Iterator[None]:
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - start
-
-    def each(self, stage: str, steps: Iterator[int]) -> Iterator[int]:
-        """`steps`, each timed by itself: the time between two of them is the caller's."""
-        while True:
-            with self.time(stage):
-                step = next(steps, None)
-            if step is None:
-                return
-            yield step
 
     def due(self) -> bool:
         """Whether it is time for a heartbeat. Not more of them: each costs the driver what an ack costs."""
@@ -118,6 +101,7 @@ class Worker:
     def __init__(self, spec: WorkerSpec) -> None:
         self._spec = spec
         self._layout = Layout(Path(spec.output))
+        self._waiting = Waiting()
         self._probed = _Keys(with_queries=False)
         self._reading, self._scoring, self._writing = threading.Lock(), threading.Lock(), threading.Lock()
 
@@ -146,6 +130,7 @@ class Worker:
             query_set=self._spec.queries is not None,
             label_scores=self._spec.label_scores,
         )
+        self._waiting.take()  # it has waited for nobody yet
         preflight = self._ranker.preflight
         return WorkerInfo(
             worker=self._spec.worker,
@@ -176,7 +161,7 @@ class Worker:
     def score(self, lease: Lease) -> Iterator[Report]:
         """One shard, from its pointer to its part; or one probe of it. Heartbeats on the way; the last
         item is the report."""
-        course = _Course()
+        course = _Course(Stopwatch(self._waiting))
         name = f"shard={lease.shard.shard_id[:8]}.g{lease.shard.generation} attempt={lease.attempt}"
         whole = lease.probe is None or lease.probe.whole
         try:
@@ -189,7 +174,7 @@ class Worker:
 
     def _score_shard(self, lease: Lease, course: _Course) -> Iterator[Report]:
         with self._reading:
-            with course.time("read"):
+            with course.watch.time("read"):
                 rows = self._reader.read(lease.shard)
                 keys, failures = self._keys(lease, rows)
             if course.due():
@@ -200,14 +185,14 @@ class Worker:
             calls = [[pair] for pair in keys.pairs] if single and keys.pairs else [keys.pairs]
             prepared = [self._ranker.prepare(pairs) for pairs in calls]
             for item in prepared:
-                for _ in course.each("tokenize", self._ranker.tokenize(item)):
+                for _ in course.watch.each("tokenize", self._ranker.tokenize(item)):
                     if course.due():
                         yield self._progress(lease, 0)
         course.stage = Stage.SCORE
         with self._scoring:
             before = 0
             for item in prepared:
-                for done in course.each("forward", self._ranker.score(item)):
+                for done in course.watch.each("forward", self._ranker.score(item)):
                     if course.due():
                         yield self._progress(lease, before + done)
                 before += len(item)
@@ -217,7 +202,7 @@ class Worker:
             yield self._barren(lease, scored)
             return
         course.stage = Stage.WRITE
-        with self._writing, course.time("write"):
+        with self._writing, course.watch.time("write"):
             footer, adopted = self._publish(lease, keys, scored, [*failures, *_failures(keys, scored)])
         course.outcome = f"{footer.scored} scored, {footer.dead} dead"
         yield Done(
@@ -226,7 +211,7 @@ class Worker:
             attempt=lease.attempt,
             footer=footer,
             adopted=adopted,
-            seconds=course.seconds,
+            seconds=course.watch.report(),
             truncated=int(scored.truncated[np.isfinite(scored.scores)].sum()),
         )
 
