@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -12,37 +13,47 @@ from pathlib import Path
 
 import psutil
 
+REPO = Path(__file__).resolve().parents[2]
+
 _INTERVAL_S = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """`seconds` of wall time; `peak_bytes` of memory, shared pages counted once (PSS)."""
+    """`seconds` of wall time; peaks of memory, shared pages counted once (PSS): of the whole tree, and of the
+    process that was started, alone. `began` is the epoch second of the start."""
 
+    began: float
     seconds: float
     peak_bytes: int
+    root_peak_bytes: int
     code: int
     stdout: str
     stderr: str
 
 
-def measure(command: Sequence[str], *, cwd: Path, env: dict[str, str] | None = None) -> Measured:
-    """Run `command` to its end; sample the memory of its tree four times a second."""
-    start = time.perf_counter()
+def environment(**more: str) -> dict[str, str]:
+    """What every contender gets: no network, a Ray of its own, and nobody's idea of how many threads to use."""
+    own = {name: value for name, value in os.environ.items() if name not in {"OMP_NUM_THREADS", "MKL_NUM_THREADS"}}
+    return {**own, "HF_HUB_OFFLINE": "1", "RAY_ADDRESS": "local", **more}
+
+
+def measure(command: Sequence[str], *, ok: Sequence[int] = (0,)) -> Measured:
+    """Run `command` in the repository to its end; sample the memory of its tree four times a second.
+
+    Ends this program if the command ends with a code that is not in `ok`: a contender that failed has no figures.
+    """
+    began, start = time.time(), time.perf_counter()
     process = subprocess.Popen(
-        command,
-        cwd=cwd,
-        env={**os.environ, **(env or {})},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+        command, cwd=REPO, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    peak, ended = [0], threading.Event()
+    peaks, ended = [0, 0], threading.Event()
 
     def watch() -> None:
         root = psutil.Process(process.pid)
         while not ended.wait(_INTERVAL_S):
-            peak[0] = max(peak[0], _tree_pss(root))
+            own = _pss(process.pid)
+            peaks[:] = max(peaks[0], own + _children_pss(root)), max(peaks[1], own)
 
     watcher = threading.Thread(target=watch)
     watcher.start()
@@ -50,15 +61,25 @@ def measure(command: Sequence[str], *, cwd: Path, env: dict[str, str] | None = N
     seconds = time.perf_counter() - start
     ended.set()
     watcher.join()
-    return Measured(seconds=seconds, peak_bytes=peak[0], code=process.returncode, stdout=stdout, stderr=stderr)
+    if process.returncode not in ok:
+        sys.exit(f"{' '.join(command)} failed with {process.returncode}:\n{stdout[-2000:]}\n{stderr[-8000:]}")
+    return Measured(
+        began=began,
+        seconds=seconds,
+        peak_bytes=peaks[0],
+        root_peak_bytes=peaks[1],
+        code=process.returncode,
+        stdout=stdout,
+        stderr=stderr,
+    )
 
 
-def _tree_pss(root: psutil.Process) -> int:
+def _children_pss(root: psutil.Process) -> int:
     try:
-        tree = [root, *root.children(recursive=True)]
+        children = root.children(recursive=True)
     except psutil.NoSuchProcess:
         return 0
-    return sum(_pss(process.pid) for process in tree)
+    return sum(_pss(process.pid) for process in children)
 
 
 def _pss(pid: int) -> int:
