@@ -29,7 +29,7 @@ from tests.benchmarks.corpora import QUERY, read, tokenizer
 from tests.benchmarks.flops import matmul_peak, model_flops
 
 BUDGETS = (1024, 2048, 4096)
-_PART = 8
+_PART = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.corpora import QUERY, Corpus
-from tests.benchmarks.measure import Measured, measure
+from tests.benchmarks.measure import Measured, measure, private_token
 from tests.benchmarks.ours import rescore
 
 PREDICT = "`CrossEncoder.predict`, batch size 32"
@@ -43,6 +43,18 @@ class Bench:
     @property
     def shard_rows(self) -> int:
         return max(1, -(-self.corpus.docs // _SHARDS))
+
+    def config(self, workers: int, cpus: int) -> dict[str, dict[str, Any]]:
+        """What `rescore` is told."""
+        return {
+            "corpus": {"path": str(self.corpus.path), "query": QUERY, "shard_size": self.shard_rows},
+            "ranker": {
+                "checkpoint": str(self.checkpoint),
+                "max_length": self.corpus.max_length,
+                "dtype": self.dtype,
+            },
+            "workers": {"count": workers, "cpus": cpus},
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,22 +118,13 @@ def ray_data(bench: Bench, n: int, variant: str) -> Run:
     command = [*_script("ray_data", bench, variant), "--out", str(out), "--actors", str(bench.threads)]
     if variant != "documented":
         command += ["--batch-size", str(bench.best_batch_alone), "--block-rows", str(bench.shard_rows)]
-    done = measure(command)
+    done = measure(command, env=private_token())
     return Run(measured=done, steady_s=_last_line(done)["steady_s"], scores=f"{out}/scores/*.parquet")
 
 
 def ours(bench: Bench, n: int) -> Run:
     """`rescore run`: a worker a core, defaults elsewhere, but for shards that are cut as Ray Data's blocks are."""
-    done = rescore(
-        bench.root / f"rescore-{n}",
-        corpus={"path": str(bench.corpus.path), "query": QUERY, "shard_size": bench.shard_rows},
-        ranker={
-            "checkpoint": str(bench.checkpoint),
-            "max_length": bench.corpus.max_length,
-            "dtype": bench.dtype,
-        },
-        workers={"count": bench.threads, "cpus": 1},
-    )
+    done = rescore(bench.root / f"rescore-{n}", **bench.config(bench.threads, 1))
     forward = done.by_stage["forward"] / bench.threads
     return Run(
         measured=done.measured,
