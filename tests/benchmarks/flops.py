@@ -24,16 +24,22 @@ def model_flops(checkpoint: str, lengths: Sequence[int]) -> float:
     return float(sum(2 * weights * n + layers * 4 * n * n * hidden for n in lengths))
 
 
-def matmul_peak(checkpoint: str, dtype: str, device: str) -> float:
+def matmul_peak(checkpoint: str, dtype: str) -> float:
     """The most floating-point operations per second that a linear layer of one of the model's shapes reaches, at
     1,024, 2,048 or 4,096 tokens, with the threads that torch has."""
     config = _config(checkpoint)
     hidden, inner = config.hidden_size, config.intermediate_size
-    tokens = _TOKENS if device == "cpu" else [16 * n for n in _TOKENS]
     shapes = [
-        (n, rows, columns) for n in tokens for rows, columns in ((hidden, inner), (inner, hidden), (hidden, hidden))
+        (n, rows, columns)
+        for n in _TOKENS
+        for rows, columns in ((hidden, inner), (inner, hidden), (hidden, hidden))
     ]
-    return max(_speed(*shape, dtype, device) for shape in shapes)
+    return max(_speed(*shape, dtype, "cpu") for shape in shapes)
+
+
+def square_peak(dtype: str, device: str, size: int) -> float:
+    """Floating-point operations per second of one large square matrix multiplication."""
+    return _speed(size, size, size, dtype, device)
 
 
 def _speed(tokens: int, rows: int, columns: int, dtype: str, device: str) -> float:
