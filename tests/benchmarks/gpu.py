@@ -1,10 +1,10 @@
 """`rescore` on one GPU, and how much of it is used; `CrossEncoder.predict` beside it.
 
-`make bench-gpu`, or `python -m tests.benchmarks.gpu`. Two models: MiniLM-L6 with its weights, and one of the shape of
-XLM-RoBERTa-large, 560 million parameters, with random weights and MiniLM's tokenizer (its vocabulary of 250,000 only
-makes the table of embeddings larger). Two corpora: *short* with `max_length` 256 and *long* with 512, as in `peers`.
-In bfloat16. Prints Markdown; nothing is gated. `--device cpu --smoke` runs the same code with two layers and few
-documents, so that it is known to work before a GPU is rented.
+`make bench-gpu`, or `python -m tests.benchmarks.gpu`. Two models: MiniLM-L6 with its weights, and one of the shape
+of XLM-RoBERTa-large, 560 million parameters, with random weights and MiniLM's tokenizer (its vocabulary of 250,000
+only makes the table of embeddings larger). Two corpora: *short* with `max_length` 256, *long* with 512, as in
+`peers`. In bfloat16. Prints Markdown; nothing is gated. `--device cpu --smoke` runs the same code with two layers
+and few documents, so that it is known to work before a GPU is rented.
 """
 
 from __future__ import annotations
