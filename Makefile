@@ -43,7 +43,7 @@ format: $(STAMP)  ## Let ruff mend what it can
 chaos: $(STAMP)  ## Real kill -9 of workers, drivers and nodes, at full length (about 25 minutes); prints a table
 	$(BIN)/python -m tests.chaos
 
-bench: bench-peers bench-control bench-redone bench-scaling  ## All benchmarks on CPUs (about an hour, on a quiet machine)
+bench: bench-peers bench-control bench-redone bench-scaling  ## All benchmarks on CPUs (about 50 minutes on a quiet machine)
 
 bench-peers: $(STAMP)  ## Documents per second: predict loops, Ray Data, rescore, and the ceiling
 	@$(BIN)/python -m tests.benchmarks.peers

@@ -64,7 +64,7 @@ _SMOKE = Scale(
     hidden=128,
     vocabulary=30_522,
     sample=16,
-    peak_size=256,
+    peak_size=1024,
 )
 
 
@@ -104,7 +104,7 @@ def measure_all(scale: Scale, device: str, root: Path) -> None:
         loop = corpus.docs / loop_s
         rows.append([f"{model}, {name}", *cells, f"{loop:,.1f} ({batch})", f"{loop_s / ours.steady_s:.2f}"])
     name = torch.cuda.get_device_name() if device == "cuda" else "no GPU, a smoke test: figures mean nothing"
-    header(f"{name}; {_DTYPE} matrix multiplication at {scale.peak_size}³: {peak / 1e12:.2f} TFLOP/s.")
+    header(f"{name}; {_DTYPE} matrix multiplication at {scale.peak_size}³: {peak / 1e12:.3g} TFLOP/s.")
     columns = [
         "documents",
         "docs/s, once started",

@@ -11,12 +11,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 REPO = Path(__file__).resolve().parents[2]
 
 _INTERVAL_S = 0.25
+_PATIENCE_S = 1800.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +48,7 @@ def private_token() -> dict[str, str]:
 def measure(command: Sequence[str], *, env: dict[str, str] | None = None) -> Measured:
     """Run `command` in the repository to its end; sample the memory of its tree four times a second.
 
-    Ends this program if the command fails: a contender that failed has no figures.
+    Ends this program if the command fails, or takes longer than half an hour: then it has no figures.
     """
     began, start = time.time(), time.perf_counter()
     process = subprocess.Popen(
@@ -62,8 +64,11 @@ def measure(command: Sequence[str], *, env: dict[str, str] | None = None) -> Mea
 
     watcher = threading.Thread(target=watch)
     watcher.start()
+    late = threading.Timer(_PATIENCE_S, kill_tree, [process])
+    late.start()
     stdout, stderr = process.communicate()
     seconds = time.perf_counter() - start
+    late.cancel()
     ended.set()
     watcher.join()
     if process.returncode:
@@ -78,12 +83,43 @@ def measure(command: Sequence[str], *, env: dict[str, str] | None = None) -> Mea
     )
 
 
-def _children_pss(root: psutil.Process) -> int:
+def kill_tree(driver: subprocess.Popen[Any]) -> None:
+    """SIGKILL to the driver, then to all that it has started; returns when none of them runs any more."""
+    tree = _children(psutil.Process(driver.pid)) if driver.poll() is None else []
+    driver.kill()
+    while tree:
+        # What was born between the first look and its parent's death is found below the parent.
+        born = [child for process in tree for child in _children(process)]
+        for process in [*tree, *born]:
+            _kill(process)
+        tree = [process for process in [*tree, *born] if _runs(process)]
+        time.sleep(0.02)
+    driver.wait()
+
+
+def _children(process: psutil.Process) -> list[psutil.Process]:
     try:
-        children = root.children(recursive=True)
+        return process.children(recursive=True)
     except psutil.NoSuchProcess:
-        return 0
-    return sum(_pss(process.pid) for process in children)
+        return []
+
+
+def _kill(process: psutil.Process) -> None:
+    try:
+        process.kill()  # checks that the pid is still that process's
+    except psutil.NoSuchProcess:
+        return
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _children_pss(root: psutil.Process) -> int:
+    return sum(_pss(process.pid) for process in _children(root))
 
 
 def _pss(pid: int) -> int:

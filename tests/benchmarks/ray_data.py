@@ -1,9 +1,11 @@
 """The contender on the same scheduler: Ray Data, `map_batches` with an actor class, `write_parquet`.
 
-*documented*: what the guide to batch inference shows: a class that loads the model, `concurrency` actors,
-defaults elsewhere. *tuned*: as somebody with experience writes it: as many blocks as `rescore` has shards, so that
-the last one does not wait for long; threads set by hand; the batch size that the sweep found; a little CPU kept
-for reading and writing. *checkpointed*: the tuned one with Ray Data's own checkpoints.
+*documented*: what the guides show: a class that loads the model, a pool that grows from one actor to one a core,
+defaults elsewhere. (A pool that has one actor a core from the start never scores anything with Ray 2.60: the actors
+hold every CPU, and the task that lists the files waits for one.) *tuned*: as somebody with experience writes it: Ray is
+told of one CPU more, for listing, reading and writing, so that there is an actor a core; threads set by hand; the
+batch size that the sweep found for one thread; as many blocks as `rescore` has shards, so that the last one does not
+wait for long. *checkpointed*: the tuned one with Ray Data's own checkpoints.
 
 The steady window goes from the first batch that any actor starts to the last file written. The last line of
 stdout is JSON.

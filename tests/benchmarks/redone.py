@@ -19,11 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import duckdb
-import psutil
 
 from tests.benchmarks import ours
 from tests.benchmarks.control_plane import build
-from tests.benchmarks.measure import REPO, environment, private_token
+from tests.benchmarks.measure import REPO, environment, kill_tree, private_token
 from tests.benchmarks.rankers import tallied
 from tests.benchmarks.tables import header, progress, table
 
@@ -82,7 +81,7 @@ def kill_and_resume(job: Job, docs: int) -> Result:
     driver = _start(job)
     while tallied(job.tally) < _SHARE * docs:
         if driver.poll() is not None or time.monotonic() - began > _PATIENCE_S:
-            driver.kill()
+            kill_tree(driver)
             sys.exit(f"{' '.join(job.command)} ended before it could be killed:\n{_output(job)}")
         time.sleep(0.005)
     kill_tree(driver)
@@ -101,41 +100,6 @@ def kill_and_resume(job: Job, docs: int) -> Result:
         doubled=rows - distinct,
         seconds=(first, second),
     )
-
-
-def kill_tree(driver: subprocess.Popen[bytes]) -> None:
-    """SIGKILL to the driver, then to all that it has started; returns when none of them runs any more."""
-    tree = psutil.Process(driver.pid).children(recursive=True)
-    driver.kill()
-    while tree:
-        # What was born between the first look and its parent's death is found below the parent.
-        born = [child for process in tree for child in _children(process)]
-        for process in [*tree, *born]:
-            _kill(process)
-        tree = [process for process in [*tree, *born] if _runs(process)]
-        time.sleep(0.02)
-    driver.wait()
-
-
-def _children(process: psutil.Process) -> list[psutil.Process]:
-    try:
-        return process.children(recursive=True)
-    except psutil.NoSuchProcess:
-        return []
-
-
-def _kill(process: psutil.Process) -> None:
-    try:
-        process.kill()  # checks that the pid is still that process's
-    except psutil.NoSuchProcess:
-        return
-
-
-def _runs(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def _ours(corpus: Path, out: Path, hashes: int) -> Job:

@@ -57,7 +57,7 @@ def _scale(bench: Bench, shapes: list[Shape], rounds: int) -> None:
     alone = bench.corpus.docs / median(run.steady_s for run in runs[shapes[0]])
     print(f"**{bench.corpus.name}**: {bench.corpus.docs:,} documents.\n")
     table(
-        ["workers × CPUs", "docs/s, once started", "a worker", f"of {shapes[0][0]} × {shapes[0][1]}"],
+        ["workers × CPUs", "docs/s, once started", "a worker", f"against {shapes[0][0]} × {shapes[0][1]}"],
         [
             [f"{count} × {cpus}", *_cells(bench.corpus.docs, runs[count, cpus], count, alone)]
             for count, cpus in shapes
