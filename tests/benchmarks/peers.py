@@ -55,13 +55,15 @@ def compare(bench: Bench, rounds: int) -> None:
     progress(f"{bench.corpus.name}, {bench.dtype}: looking for the best batch size of predict")
     bench, swept = sweep(bench)
     runs: Runs = {}
+    differences: list[float] = []
     for n in range(rounds):
         order = contenders(bench)
         for name, run in order if n % 2 == 0 else reversed(order):
             progress(f"{bench.corpus.name}, {bench.dtype}, round {n + 1} of {rounds}: {name}")
             corpora.read(bench.corpus.path)  # warm, for everybody
-            runs.setdefault(name, []).append(run(bench, n))
-    differences = [_difference(bench, name, run, runs[PREDICT][0]) for name, done in runs.items() for run in done]
+            done = run(bench, n)
+            runs.setdefault(name, []).append(done)
+            differences.append(_difference(bench, name, done, runs[PREDICT][0]))
     _report(bench, runs, swept, max(differences))
 
 

@@ -23,7 +23,7 @@ class Length:
 
 
 class Tallied:
-    """`rounds` rounds of SHA-256 a document (200 are about 0.1 ms); what was scored is tallied in a file that
+    """`rounds` rounds of SHA-256 a document (800 are about a quarter of a millisecond); what was scored is tallied in a file that
     survives any kill -9, one line a call."""
 
     def __init__(self, tally: str, rounds: int) -> None:

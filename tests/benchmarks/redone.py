@@ -55,7 +55,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--docs", type=int, default=100_000)
-    parser.add_argument("--hashes", type=int, default=400, help="rounds of SHA-256 a document")
+    parser.add_argument("--hashes", type=int, default=800, help="rounds of SHA-256 a document")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="bench") as folder:
         root = Path(folder)
