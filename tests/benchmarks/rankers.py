@@ -23,8 +23,8 @@ class Length:
 
 
 class Tallied:
-    """`rounds` rounds of SHA-256 a document (800 are about a quarter of a millisecond); what was scored is tallied in a file that
-    survives any kill -9, one line a call."""
+    """`rounds` rounds of SHA-256 a document (800 are about a quarter of a millisecond). What was scored is tallied
+    in a file that survives any kill -9, one line a call."""
 
     def __init__(self, tally: str, rounds: int) -> None:
         self._tally, self._rounds = Path(tally), rounds

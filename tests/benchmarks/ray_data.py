@@ -1,11 +1,12 @@
 """The contender on the same scheduler: Ray Data, `map_batches` with an actor class, `write_parquet`.
 
-*documented*: what the guides show: a class that loads the model, a pool that grows from one actor to one a core,
-defaults elsewhere. (A pool that has one actor a core from the start never scores anything with Ray 2.60: the actors
-hold every CPU, and the task that lists the files waits for one.) *tuned*: as somebody with experience writes it. Ray
-is told of one CPU more, for listing, reading and writing, so that there is an actor a core; threads are set by hand;
-the batch size is what the sweep found for one thread; there are as many blocks as `rescore` has shards, so that
-nothing waits long for the last one. *checkpointed*: the tuned one with Ray Data's own checkpoints.
+*documented*: what the guides show: a class that loads the model, a pool that grows from one actor to one a
+core, defaults elsewhere. (A pool that has one actor a core from the start never scores anything with Ray 2.60:
+the actors hold every CPU, and the task that lists the files waits for one.) *tuned*: as somebody with
+experience writes it. Ray is told of one CPU more, for listing, reading and writing, so that there is an actor a
+core; threads are set by hand; the batch size is what the sweep found for one thread; there are as many blocks
+as `rescore` has shards, so that nothing waits long for the last one. *checkpointed*: the tuned one with Ray
+Data's own checkpoints.
 
 The steady window goes from the first batch that any actor starts to the last file written. The last line of
 stdout is JSON.
