@@ -4,10 +4,11 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test simulate chaos lint format bench
+.PHONY: help setup demo test simulate chaos lint format bench \
+	bench-peers bench-control bench-redone bench-scaling bench-gpu
 
 help:  ## This list
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
 setup: $(STAMP)  ## A virtual environment in .venv with everything that demo and test need
 
@@ -42,5 +43,19 @@ format: $(STAMP)  ## Let ruff mend what it can
 chaos: $(STAMP)  ## Real kill -9 of workers, drivers and nodes, at full length (about 25 minutes); prints a table
 	$(BIN)/python -m tests.chaos
 
-bench: $(STAMP)  ## Documents per second, against a plain CrossEncoder.predict loop
-	$(BIN)/python -m tests.benchmarks.end_to_end
+bench: bench-peers bench-control bench-redone bench-scaling  ## All benchmarks on CPUs (about 50 minutes on a quiet machine)
+
+bench-peers: $(STAMP)  ## Documents per second: predict loops, Ray Data, rescore, and the ceiling
+	@$(BIN)/python -m tests.benchmarks.peers
+
+bench-control: $(STAMP)  ## A ranker that costs nothing over a million documents
+	@$(BIN)/python -m tests.benchmarks.control_plane
+
+bench-redone: $(STAMP)  ## Work that is done again after a kill -9 at 60 %
+	@$(BIN)/python -m tests.benchmarks.redone
+
+bench-scaling: $(STAMP)  ## 1 worker, 2 workers, 1 worker of 2 CPUs
+	@$(BIN)/python -m tests.benchmarks.scaling
+
+bench-gpu: $(STAMP)  ## On a machine with a GPU: how much of it is used
+	@$(BIN)/python -m tests.benchmarks.gpu
