@@ -2,6 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 # One stamp for the whole set-up: whatever decides what is installed is a prerequisite of it.
 STAMP := .venv/.installed
+BENCH := .venv/.bench
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test simulate chaos lint format bench \
@@ -43,19 +44,23 @@ format: $(STAMP)  ## Let ruff mend what it can
 chaos: $(STAMP)  ## Real kill -9 of workers, drivers and nodes, at full length (about 25 minutes); prints a table
 	$(BIN)/python -m tests.chaos
 
+$(BENCH): $(STAMP)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo,dev,bench]'
+	@touch $@
+
 bench: bench-peers bench-control bench-redone bench-scaling  ## All benchmarks on CPUs (about 50 minutes on a quiet machine)
 
-bench-peers: $(STAMP)  ## Documents per second: predict loops, Ray Data, rescore, and the ceiling
+bench-peers: $(BENCH)  ## Documents per second: predict loops, Ray Data, rescore, and the ceiling
 	@$(BIN)/python -m tests.benchmarks.peers
 
-bench-control: $(STAMP)  ## A ranker that costs nothing over a million documents
+bench-control: $(BENCH)  ## A ranker that costs nothing over a million documents
 	@$(BIN)/python -m tests.benchmarks.control_plane
 
-bench-redone: $(STAMP)  ## Work that is done again after a kill -9 at 60 %
+bench-redone: $(BENCH)  ## Work that is done again after a kill -9 at 60 %
 	@$(BIN)/python -m tests.benchmarks.redone
 
-bench-scaling: $(STAMP)  ## 1 worker, 2 workers, 1 worker of 2 CPUs
+bench-scaling: $(BENCH)  ## 1 worker, 2 workers, 1 worker of 2 CPUs
 	@$(BIN)/python -m tests.benchmarks.scaling
 
-bench-gpu: $(STAMP)  ## On a machine with a GPU: how much of it is used
+bench-gpu: $(BENCH)  ## On a machine with a GPU: how much of it is used
 	@$(BIN)/python -m tests.benchmarks.gpu
