@@ -56,7 +56,7 @@ def load_transformer(spec: RankerSpec, *, threads: int, device: str) -> Ranker:
         "transformers": transformers.__version__,
         "sentence-transformers": sentence_transformers.__version__,
     }
-    return ShardRanker[Any](backend, info)
+    return ShardRanker[Any](backend, info, max_document_bytes=spec.max_document_bytes)
 
 
 def _load(spec: RankerSpec, path: str, device: torch.device, dtype: torch.dtype) -> Any:

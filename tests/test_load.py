@@ -48,6 +48,13 @@ def test_load_of_a_cross_encoder_says_what_was_resolved(cross_encoder_path: str)
     assert {"torch", "transformers", "sentence-transformers"} <= info.keys()
 
 
+def test_load_hands_on_the_limit_of_documents(cross_encoder_path: str) -> None:
+    ranker = loaded(cross_encoder_path, max_document_bytes=9)
+    prepared = ranker.prepare([("copy", "copy file"), ("copy", "copy files")])
+    assert list(ranker.score(prepared))[-1] == 2
+    assert [(f.index, f.error_type) for f in ranker.result(prepared).failures] == [(1, "DocumentTooLarge")]
+
+
 def test_load_sets_torch_threads(cross_encoder_path: str) -> None:
     load(RankerSpec(kind=CROSS, checkpoint=cross_encoder_path), threads=2)
     assert torch.get_num_threads() == 2
