@@ -102,6 +102,9 @@ class RankerConfig(_Section):
     )
     score_label: int | str | None = Field(default=None, description="Which label ranks, for a model with several.")
     trust_remote_code: bool = Field(default=False, description="Run code that comes with the checkpoint.")
+    max_document_bytes: Annotated[int, Field(ge=1)] | None = Field(
+        default=16_777_216, description="A larger document (in UTF-8) is a dead letter at once; null: no limit."
+    )
 
     @field_validator("model_version", mode="before")
     @classmethod

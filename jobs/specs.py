@@ -38,6 +38,7 @@ def ranker(config: Config) -> RankerSpec:
         truncation=wanted.truncation,
         score_label=wanted.score_label,
         trust_remote_code=wanted.trust_remote_code,
+        max_document_bytes=wanted.max_document_bytes,
     )
 
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from ranker.batching import IntArray, batches
+from ranker.clip import Clipper
 from ranker.encode import Features, ahead, answer, features, untruncated_ids
 from ranker.rooms import Rooms
 from ranker.score import Answer
@@ -62,6 +63,15 @@ class BiEncoderBackend:
         self._text_kwargs: dict[str, Any] = {} if spec.max_length is None else {"max_length": spec.max_length}
         self._vectors: dict[str, torch.Tensor] = {}
         query_limit = spec.max_length or getattr(model[0], "query_length", None) or limit
+        document_limit = spec.max_length or getattr(model[0], "document_length", None) or limit
+        self._clip = Clipper(
+            model.tokenizer,
+            document_limit,
+            kept=lambda document: int(self._documents([document]).lengths[0]),
+            ids=lambda document: untruncated_ids(model, [document], prompt=self._document_prompt, task="document")[
+                0
+            ],
+        )
         # A query has its own input here, so it may fill it; in "reference" it may also be cut.
         self._rooms = Rooms(self._query_lengths, query_limit if spec.truncation == "document" else 1 << 62)
 
@@ -72,7 +82,7 @@ class BiEncoderBackend:
         distinct: dict[str, int] = {}
         query_rows = np.array([distinct.setdefault(query, len(distinct)) for query, _ in pairs], dtype=np.intp)
         queries = self._features(list(distinct), self._query_prompt, "query")
-        documents = self._features([text for _, text in pairs], self._document_prompt, "document")
+        documents = self._documents(self._clip([text for _, text in pairs]))
         return BiBlock(
             documents=documents,
             queries=queries,
@@ -93,6 +103,9 @@ class BiEncoderBackend:
 
     def describe(self) -> dict[str, str]:
         return {"max_length": str(self._model.max_seq_length)}
+
+    def _documents(self, texts: list[str]) -> Features:
+        return self._features(texts, self._document_prompt, "document")
 
     def _features(self, texts: list[str], prompt: str | None, task: str) -> Features:
         kwargs = {"text": dict(self._text_kwargs)}

@@ -57,7 +57,7 @@ def load_transformer(spec: RankerSpec, *, threads: int, device: str) -> Ranker:
     if dtype != "float32" and sum(parameter.numel() for parameter in model.parameters()) <= TWICE:
         exact, _ = _backend(spec, _load(spec, path, on, torch.float32))
         reference = canary.score(where, exact, limit)
-    ranker = ShardRanker[Any](backend, info)
+    ranker = ShardRanker[Any](backend, info, max_document_bytes=spec.max_document_bytes)
     ranker.preflight = canary.judge(where, dtype, found, reference)
     if spec.batch_tokens is None and on.type == "cuda":
         backend.budget = budget.probe(backend, canary.pairs(limit)["very long"], time.perf_counter)

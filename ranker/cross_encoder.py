@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ranker.batching import IntArray
+from ranker.clip import Clipper
 from ranker.encode import Features, ahead, answer, features, untruncated_ids
 from ranker.errors import RankerError
 from ranker.rooms import Rooms
@@ -32,16 +33,21 @@ class CrossEncoderBackend:
         if self._document_only:
             self._rooms = Rooms(self._bare_lengths, limit - 1)  # at least one token for the document
             self._cut_document_only(spec)
+        self._clip = Clipper(
+            model.tokenizer,
+            limit,
+            kept=lambda document: int(self._features([("a", document)]).lengths[0]),
+            ids=lambda document: untruncated_ids(model, [("a", document)], prompt=self._prompt)[0],
+        )
 
     def refuse(self, pairs: Sequence[Pair]) -> Mapping[int, BaseException]:
         return self._rooms.refuse(pairs) if self._document_only else {}
 
     def encode(self, pairs: Sequence[Pair]) -> Features:
-        return features(
-            self._model.preprocess(
-                list(pairs), prompt=self._prompt, processing_kwargs={"text": dict(self._text_kwargs)}
-            )
-        )
+        queries = [query for query, _ in pairs]
+        cut_as_well = [] if self._document_only else [(self._prompt or "") + query for query in queries]
+        documents = self._clip([text for _, text in pairs], cut_as_well)
+        return self._features(list(zip(queries, documents, strict=True)))
 
     def forward(self, block: Features, rows: IntArray) -> Answer:
         with torch.inference_mode():
@@ -56,6 +62,10 @@ class CrossEncoderBackend:
 
     def describe(self) -> dict[str, str]:
         return {"max_length": str(self._model.max_seq_length)}
+
+    def _features(self, pairs: list[Pair]) -> Features:
+        kwargs = {"text": dict(self._text_kwargs)}
+        return features(self._model.preprocess(pairs, prompt=self._prompt, processing_kwargs=kwargs))
 
     def _bare_lengths(self, queries: list[str]) -> list[int]:
         """Tokens of each query with an empty document: prompt, template, special tokens and all."""

@@ -15,3 +15,7 @@ class DeviceBroken(Exception):  # noqa: N818 - a state of the device, not a wron
 
 class NonFiniteScore(Exception):  # noqa: N818 - it reads as what a dead letter says
     """A pair's score is NaN or infinite: such a score sorts anywhere, so it is a failure instead."""
+
+
+class DocumentTooLarge(ValueError):  # noqa: N818 - read by people in the dead letters
+    """A document is larger than ranker.max_document_bytes."""

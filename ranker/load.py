@@ -29,7 +29,8 @@ def load(spec: RankerSpec, *, threads: int, device: str = "auto") -> Ranker:
     keep_memory()
     match spec.kind:
         case "custom":
-            return ShardRanker(CustomBackend(spec), {"kind": "custom", "threads": str(threads)})
+            info = {"kind": "custom", "threads": str(threads)}
+            return ShardRanker(CustomBackend(spec), info, max_document_bytes=spec.max_document_bytes)
         case "cross-encoder" | "bi-encoder":
             from ranker.checkpoint import load_transformer
 

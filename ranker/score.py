@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ranker.batching import IntArray, batches
-from ranker.errors import DeviceBroken, NonFiniteScore
+from ranker.errors import DeviceBroken, DocumentTooLarge, NonFiniteScore
 from ranker.types import Pair, PairFailure, Preflight, Prepared, Scored
 from ranker.verdict import Verdict, failure, is_document_error, one_line, verdict
 
@@ -116,10 +116,13 @@ class PreparedPairs(Generic[E_]):
 class ShardRanker(Generic[E_]):
     """A `Ranker` over a backend: every promise of the protocol that is not about tensors is kept here."""
 
-    def __init__(self, backend: Backend[E_], info: Mapping[str, str]) -> None:
+    def __init__(
+        self, backend: Backend[E_], info: Mapping[str, str], *, max_document_bytes: int | None = None
+    ) -> None:
         self._backend = backend
         self._info = dict(info)
         self.preflight = Preflight()
+        self._max_document_bytes = max_document_bytes
 
     @property
     def info(self) -> Mapping[str, str]:
@@ -140,7 +143,8 @@ class ShardRanker(Generic[E_]):
             weights=np.bincount(inverse, minlength=len(unique)).astype(np.intp),
             values=np.full((len(unique), self._backend.labels), np.nan, dtype=np.float32),
         )
-        for index, error in self._backend.refuse(unique).items():
+        refused = {**self._backend.refuse(unique), **_too_large(unique, self._max_document_bytes)}
+        for index, error in refused.items():
             prepared.failures[index] = failure(index, "tokenize", error)
         fine = np.array([i for i in range(len(unique)) if i not in prepared.failures], dtype=np.intp)
         prepared.unencoded.extend(_spans(unique, fine))
@@ -268,9 +272,30 @@ class ShardRanker(Generic[E_]):
         log.warning("out of memory (%s): batch_tokens is now %d", one_line(error), self._backend.budget)
 
 
+def _too_large(pairs: Sequence[Pair], limit: int | None) -> Mapping[int, BaseException]:
+    """Index → reason of each pair whose document has more than `limit` bytes of UTF-8.
+
+    A character has one to four, so that for nearly every text its length alone tells.
+    """
+    if limit is None:
+        return {}
+    problems = {}
+    for index, (_, text) in enumerate(pairs):
+        if 4 * len(text) <= limit:
+            continue
+        over = len(text) > limit
+        size = len(text) if over else len(text.encode("utf-8", "surrogatepass"))
+        if size > limit:
+            problems[index] = DocumentTooLarge(
+                f"the document has {'at least ' if over else ''}{size} bytes, and ranker.max_document_bytes is "
+                f"{limit}: set it higher (null: no limit), and redrive"
+            )
+    return problems
+
+
 SPAN_CHARS = 8_000_000
-"""Characters that are tokenised in one call: what is cut off stays in memory until its call is over, 80 bytes a
-character (eight texts of 5 MB in one call: 3.2 GB; one by one: 0.8 GB)."""
+"""Characters that are tokenised in one call: of documents that are tokenised whole, what is cut off stays in memory
+until its call is over, 80 bytes a character (eight texts of 5 MB in one call: 3.2 GB; one by one: 0.8 GB)."""
 
 
 def _spans(pairs: Sequence[Pair], members: IntArray) -> Iterator[IntArray]:

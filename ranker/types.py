@@ -37,6 +37,9 @@ class RankerSpec:
     truncation: Literal["document", "reference"] = "document"
     score_label: int | str | None = None
     trust_remote_code: bool = False
+    max_document_bytes: int | None = 16 << 20
+    """Of UTF-8; a document above it is a failure. It decides whether a document is scored, not how, so it is no
+    part of the fingerprint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from jobs import specs
 from jobs.config import Config, ConfigError, load_config, resolve_paths
 
 REPO = Path(__file__).resolve().parents[1]
@@ -34,6 +35,7 @@ def test_load_config_least_one_gets_the_defaults(tmp_path: Path) -> None:
     assert config.corpus.id_column == "doc_id"
     assert config.ranker.kind == "cross-encoder"
     assert config.retry.max_attempts == 3
+    assert specs.ranker(config).max_document_bytes == 16 * 2**20
 
 
 @pytest.mark.parametrize(
@@ -79,6 +81,12 @@ def test_load_config_retry_lists_and_switched_off_breakers(tmp_path: Path) -> No
     assert (config.retry.transient, config.retry.permanent) == (("Throttled",), ("Gone",))
     assert config.retry.breaker_after is None
     assert config.retry.max_dead_fraction is None
+
+
+def test_load_config_limit_of_documents_reaches_the_ranker(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD)
+    given = [load_config(path, [f"ranker.max_document_bytes={value}"]) for value in ("7", "null")]
+    assert [specs.ranker(config).max_document_bytes for config in given] == [7, None]
 
 
 def test_load_config_no_such_file_says_so(tmp_path: Path) -> None:

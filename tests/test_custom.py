@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,13 @@ def test_custom_ranker_that_raises_for_one_pair_fails_that_pair() -> None:
     assert [(f.index, f.stage, f.error_type) for f in scored.failures] == [(77, "score", "ZeroDivisionError")]
     assert "in score" in scored.failures[0].traceback
     assert np.isfinite(np.delete(scored.scores, 77)).all()
+
+
+def test_custom_ranker_is_not_given_a_document_over_the_limit() -> None:
+    ranker = load(replace(spec(), max_document_bytes=9), threads=1)
+    prepared = ranker.prepare([("copy", "copy file"), ("copy", "boom boom.")])
+    assert list(ranker.score(prepared))[-1] == 2
+    assert [(f.index, f.error_type) for f in ranker.result(prepared).failures] == [(1, "DocumentTooLarge")]
 
 
 def test_custom_ranker_with_nan_fails_that_pair() -> None:

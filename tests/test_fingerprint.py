@@ -265,6 +265,10 @@ def test_fingerprint_with_another_batch_size_stays(checkpoint: Path) -> None:
     assert of(checkpoint, batch_tokens=7) == of(checkpoint)
 
 
+def test_fingerprint_with_another_limit_of_documents_stays(checkpoint: Path) -> None:
+    assert of(checkpoint, max_document_bytes=7) == of(checkpoint)
+
+
 def test_fingerprint_of_a_file_of_several_chunks_sees_every_chunk(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

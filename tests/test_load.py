@@ -70,6 +70,13 @@ def test_load_with_flash_attention_on_a_cpu_is_refused(cross_encoder_path: str) 
     assert "needs a GPU; this worker is on cpu" in refusal(cross_encoder_path, attention="flash_attention_2")
 
 
+def test_load_hands_on_the_limit_of_documents(cross_encoder_path: str) -> None:
+    ranker = loaded(cross_encoder_path, max_document_bytes=9)
+    prepared = ranker.prepare([("copy", "copy file"), ("copy", "copy files")])
+    assert list(ranker.score(prepared))[-1] == 2
+    assert [(f.index, f.error_type) for f in ranker.result(prepared).failures] == [(1, "DocumentTooLarge")]
+
+
 def test_load_sets_torch_threads(cross_encoder_path: str) -> None:
     load(RankerSpec(kind=CROSS, checkpoint=cross_encoder_path), threads=2)
     assert torch.get_num_threads() == 2

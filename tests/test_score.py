@@ -177,6 +177,41 @@ def test_prepare_with_every_pair_refused_still_reports_all_as_done() -> None:
     assert progress == [2]
 
 
+@pytest.mark.parametrize(
+    ("text", "limit", "size"),
+    [
+        ("1 ü", 3, "4"),
+        ("1 😀😀", 9, "10"),
+        ("1 中", 4, "5"),
+        ("1 \ud800", 4, "5"),
+        ("1 w w", 4, "at least 5"),
+        ("1 üüü", 4, "at least 5"),
+    ],
+)
+def test_prepare_with_a_document_over_the_limit_fails_it_before_it_is_tokenised(
+    text: str, limit: int, size: str
+) -> None:
+    ranker = ShardRanker(WordBackend(), {}, max_document_bytes=limit)
+    prepared = ranker.prepare(texts("1", text, "2 w", text))
+    assert list(ranker.score(prepared))[-1] == 4
+    scored = ranker.result(prepared)
+    assert [(f.index, f.stage, f.error_type) for f in scored.failures] == [
+        (1, "tokenize", "DocumentTooLarge"),
+        (3, "tokenize", "DocumentTooLarge"),
+    ]
+    assert f"has {size} bytes" in scored.failures[0].message
+    assert f"ranker.max_document_bytes is {limit}" in scored.failures[0].message
+    assert scored.n_tokens.tolist() == [1, 0, 2, 0]
+
+
+@pytest.mark.parametrize("limit", [None, 5])
+def test_prepare_with_a_document_at_the_limit_scores_it(limit: int | None) -> None:
+    ranker = ShardRanker(WordBackend(), {}, max_document_bytes=limit)
+    prepared = ranker.prepare([("a query of any length", text) for text in ("1 w w", "2 中", "3 ü")])
+    assert list(ranker.score(prepared))[-1] == 3
+    assert not ranker.result(prepared).failures
+
+
 def test_score_with_a_text_that_breaks_its_batch_finds_exactly_that_text() -> None:
     def judge(batch: list[str], tokens: int) -> None:
         if any(text.startswith("13 ") for text in batch):
