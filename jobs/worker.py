@@ -268,7 +268,7 @@ class Worker:
             label_scores=scored.label_scores[index] if scored.label_scores is not None else None,
             n_tokens=scored.n_tokens[index],
             truncated=scored.truncated[index],
-            text_hashes=[parts.text_hash(*keys.pairs[i]) for i in kept],
+            text_hashes=parts.text_hashes(keys.pairs[i] for i in kept),
             shard_id=shard.shard_id,
         )
         footer = Footer.of(

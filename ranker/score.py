@@ -302,7 +302,8 @@ def _spans(pairs: Sequence[Pair], members: IntArray) -> Iterator[IntArray]:
     """Cut `members` where the characters since the last cut exceed SPAN_CHARS; one span for ordinary shards."""
     start, chars = 0, 0
     for stop, member in enumerate(members):
-        size = sum(len(text) for text in pairs[member])
+        query, text = pairs[member]
+        size = len(query) + len(text)
         if chars and chars + size > SPAN_CHARS:
             yield members[start:stop]
             start, chars = stop, 0

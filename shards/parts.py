@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +40,22 @@ def part_schema(id_type: IdType, *, query_set: bool, label_scores: bool) -> pa.S
 
 def text_hash(query: str, text: str) -> int:
     """64 bits over the query and the whole text, before truncation: what a score was computed from."""
-    size = len(query.encode()).to_bytes(8, "little")  # so that ("ab", "c") is not ("a", "bc")
-    digest = hashlib.blake2b(size + query.encode() + text.encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little")
+    return text_hashes([(query, text)])[0]
+
+
+def text_hashes(pairs: Iterable[tuple[str, str]]) -> list[int]:
+    """`text_hash` of each pair; a query that repeats is hashed once in a row."""
+    hashes: list[int] = []
+    last, state = None, hashlib.blake2b(digest_size=8)
+    for query, text in pairs:
+        if query != last:
+            raw = query.encode()
+            size = len(raw).to_bytes(8, "little")  # so that ("ab", "c") is not ("a", "bc")
+            last, state = query, hashlib.blake2b(size + raw, digest_size=8)
+        digest = state.copy()
+        digest.update(text.encode())
+        hashes.append(int.from_bytes(digest.digest(), "little"))
+    return hashes
 
 
 def make_rows(
