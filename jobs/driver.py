@@ -364,6 +364,7 @@ class _Driver:
             duplicates=self._plan.duplicates,
             scored_now=self._scored_now,
             truncated=self._truncated,
+            preflight=self._preflight,
             seconds=time.monotonic() - self._started,
             scoring_seconds=self._scoring_seconds,
             shares=_shares(self._seconds, self._worker_seconds),

@@ -38,6 +38,8 @@ class Outcome:
     scoring_seconds: float = 0.0
     shares: Mapping[str, float] = field(default_factory=dict)
     workers: Mapping[str, str] = field(default_factory=dict)
+    preflight: Mapping[str, float] = field(default_factory=dict)
+    """The worst that the workers' canaries said; see `ranker.types.Preflight`."""
 
 
 def summary(outcome: Outcome) -> list[str]:
@@ -61,11 +63,23 @@ def summary(outcome: Outcome) -> list[str]:
         lines.append(
             f"Cut to {limit} tokens: {outcome.truncated:,} ({outcome.truncated / outcome.scored_now:.1%})."
         )
+    if outcome.preflight:
+        lines.append(canaries(outcome.preflight))
     if outcome.message:
         lines.append(f"rescore: {outcome.message}" if outcome.exit in (2, 4) else outcome.message)
     if outcome.dead:
         lines.append(f"Read the dead letters: rescore dlq list {outcome.output}")
     return lines
+
+
+def canaries(preflight: Mapping[str, float]) -> str:
+    """What was tried before the first document, in one line."""
+    line = (
+        f"{preflight['canaries']:.0f} canaries: alone and batched within {preflight['alone_against_batched']:.1g}"
+    )
+    if "against_float32" in preflight:
+        line += f", and within {preflight['against_float32']:.1g} of float32"
+    return line + "."
 
 
 def where_time_went(shares: Mapping[str, float]) -> str:
