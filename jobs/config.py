@@ -93,7 +93,7 @@ class RankerConfig(_Section):
     )
     batch_tokens: Annotated[int, Field(ge=16)] | None = Field(
         default=None,
-        description="Padded tokens in one forward pass; default: 2048 on a CPU, found by trying on a GPU.",
+        description="Padded tokens in one forward pass; default: 1024 on a CPU, found by trying on a GPU.",
     )
     truncation: Literal["document", "reference"] = Field(
         default="document",

@@ -74,12 +74,9 @@ def summary(outcome: Outcome) -> list[str]:
 
 def canaries(preflight: Mapping[str, float]) -> str:
     """What was tried before the first document, in one line."""
-    line = (
-        f"{preflight['canaries']:.0f} canaries: alone and batched within {preflight['alone_against_batched']:.1g}"
-    )
-    if "against_float32" in preflight:
-        line += f", and within {preflight['against_float32']:.1g} of float32"
-    return line + "."
+    found = {"alone and batched": "alone_against_batched", "beside float32": "against_float32"}
+    said = [f"{what} within {preflight[name]:.1g}" for what, name in found.items() if name in preflight]
+    return f"{preflight['canaries']:.0f} canaries scored{': ' if said else ''}{', '.join(said)}."
 
 
 def where_time_went(shares: Mapping[str, float]) -> str:

@@ -27,7 +27,7 @@ from ray.exceptions import (
 
 from jobs.protocol import Died, ErrorReport, Failed, Lease, Loss, PoolEvent, Ready, Refused, WorkerId, WorkerInfo
 from jobs.worker import Worker, WorkerSpec, describe, is_refusal
-from ranker.errors import DeviceBroken
+from ranker.errors import DeviceBroken, NodeUnfit
 from shards.errors import UsageError
 from shards.types import Stage
 
@@ -115,6 +115,10 @@ class RayPool:
         self.unfit: dict[str, str] = {}
         """Nodes that get no more workers, and why."""
         self._refused: Refused | None = None
+        self._reasons: set[tuple[str, str]] = set()
+        """(message, node) of every refusal."""
+        self._ready: set[str] = set()
+        """Nodes where a worker has started: one that is lost may come back, one that refuses is out."""
         self._members: dict[WorkerId, _Member] = {}
         self._started = 0
         self._recounted = time.monotonic()
@@ -126,10 +130,10 @@ class RayPool:
     def poll(self, timeout_s: float) -> Sequence[PoolEvent]:
         """What happened; see `jobs.protocol.Pool`."""
         events: list[PoolEvent] = []
+        if self._refused is not None and not self._members and self._no_node_left():
+            return [replace(self._refused, last=True)]
         waits = self._waits()
         if not waits:
-            if self._refused is not None and self._no_node_left():
-                return [replace(self._refused, last=True)]
             time.sleep(timeout_s)
         ready = ray.wait(list(waits), num_returns=1, timeout=timeout_s)[0] if waits else []
         while ready:
@@ -203,7 +207,16 @@ class RayPool:
             self._members[worker] = _Member(handle, handle.__ray_ready__.remote(), time.monotonic())
 
     def _no_node_left(self) -> bool:
-        return bool(self.unfit) and self._placement.room < 1
+        return bool(self.unfit) and self._placement.room < 1 and not self._ready - self.unfit.keys()
+
+    def _same_everywhere(self, error: ErrorReport) -> bool:
+        """Whether a refusal is the configuration's: nobody has started, and another node says the same or no
+        other worker is on its way. (What is a node's own fault says so: NodeUnfit.)"""
+        if self._ready or not is_refusal(error) or NodeUnfit.__name__ in error.bases:
+            return False
+        others = any(member.placing is None for member in self._members.values())
+        nodes = {node for message, node in self._reasons if message == error.message}
+        return len(nodes) > 1 or not others
 
     def _recount(self) -> None:
         if time.monotonic() - self._recounted > _RECOUNT_S:
@@ -212,7 +225,7 @@ class RayPool:
             now = self._place(frozenset(self.unfit))
             count = max(now.count, 1)
             self._placement = replace(self._placement, count=count, room=now.room)
-            surplus = len(self._members) - count
+            surplus = len(self._members) - (0 if self._no_node_left() else count)
             for worker in [w for w, m in self._members.items() if m.placing is not None][: max(0, surplus)]:
                 self._discard(worker)
             self._fill()
@@ -256,16 +269,18 @@ class RayPool:
         if isinstance(reply, ErrorReport):
             self._mind_node(reply)
             self.kill(worker)
-            last = self._no_node_left()
+            last = self._same_everywhere(reply)
             self._refused = Refused(worker=worker, error=reply, fatal=is_refusal(reply), last=last)
             return self._refused
         member.node = reply.node
         del self._failed_starts[reply.node]
+        self._ready.add(reply.node)
         return Ready(worker=worker, info=reply)
 
     def _mind_node(self, error: ErrorReport) -> None:
         """A node that refuses the ranker, or where workers never start, gets no more of them in this run."""
         self._failed_starts[error.node] += 1
+        self._reasons.add((error.message, error.node))
         if is_refusal(error) or self._failed_starts[error.node] >= _MAX_STARTS:
             self.unfit.setdefault(error.node, error.message)
             self._placement = self._place(frozenset(self.unfit))
@@ -409,6 +424,9 @@ def placement(
     nodes = [n["Resources"] for n in ray.nodes() if n["Alive"] and n["NodeID"] not in unfit]
     if cpus is None:
         cpus = _auto_cpus(nodes, gpus)
+    asked = resources
+    if accelerator_type:
+        resources = {**resources, f"accelerator_type:{accelerator_type}": 0.001}  # as Ray asks for it
     room = sum(_fits(node, cpus, gpus, resources) for node in nodes)
     return Placement(
         count=count if count is not None else max(1, room or _fits(_possible(), cpus, gpus, resources)),
@@ -416,7 +434,7 @@ def placement(
         gpus=gpus,
         in_flight=in_flight,
         accelerator_type=accelerator_type,
-        resources=resources,
+        resources=asked,
         unfit=unfit,
         room=room,
     )

@@ -426,7 +426,7 @@ class Scheduler:
             stage=Stage.WORKER,
         )
         if worker is None:
-            if event.loss is Loss.PROCESS:
+            if event.loss is not Loss.NODE:
                 self._mind_starts(error)
             return
         self._mourn(worker, error, EventKind.DIED, event.loss)

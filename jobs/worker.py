@@ -183,7 +183,8 @@ class Worker:
             # All pairs in one go; one by one only where the search for killers asks for it.
             single = lease.probe is not None and lease.probe.single
             calls = [[pair] for pair in keys.pairs] if single and keys.pairs else [keys.pairs]
-            prepared = [self._ranker.prepare(pairs) for pairs in calls]
+            with course.watch.time("tokenize"):
+                prepared = [self._ranker.prepare(pairs) for pairs in calls]
             for item in prepared:
                 for _ in course.watch.each("tokenize", self._ranker.tokenize(item)):
                     if course.due():
@@ -226,7 +227,7 @@ class Worker:
             else:
                 row = lease.shard.first_row + probe.offset
                 pairs = [p for p, at in zip(self._probed.pairs, self._probed.rows, strict=True) if at == row]
-            for _ in self._ranker.score(self._ranker.prepare(pairs)):
+            for _ in course.watch.each("forward", self._ranker.score(self._ranker.prepare(pairs))):
                 yield self._progress(lease, 0)
         course.outcome = f"survived {probe.offset}"
         yield Probed(worker=self._spec.worker, key=lease.key, attempt=lease.attempt, offset=probe.offset)

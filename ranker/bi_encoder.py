@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ranker.batching import IntArray, batches
+from ranker.batching import Cut, IntArray, batches
 from ranker.clip import Clipper
 from ranker.encode import Features, ahead, answer, features, untruncated_ids
 from ranker.rooms import Rooms
@@ -52,10 +52,10 @@ class BiEncoderBackend:
     labels = 1
     score_label = 0
 
-    def __init__(self, model: Any, spec: RankerSpec, *, limit: int, budget: int) -> None:
+    def __init__(self, model: Any, spec: RankerSpec, *, limit: int, cut: Cut) -> None:
         self._model = model.eval()
         self._device: torch.device = model.device
-        self.budget = budget
+        self.budget, self.overhead = cut.budget, cut.overhead
         self.ahead = ahead(self._device)
         self._query_prompt = model.prompts.get("query", _default_prompt(model))
         named = (model.prompts[name] for name in _DOCUMENT_PROMPTS if name in model.prompts)
@@ -118,7 +118,7 @@ class BiEncoderBackend:
         """[len(wanted), dim] unit vectors of the block's queries `wanted`, each embedded once and remembered."""
         rows = np.unique(wanted)
         new = np.array([row for row in rows if block.query_texts[row] not in self._vectors], dtype=np.intp)
-        for batch in batches(block.queries.lengths[new], self.budget):
+        for batch in batches(block.queries.lengths[new], self.budget, self.overhead):
             vectors = self._embed(block.queries, new[batch], "query")
             self._vectors |= {
                 block.query_texts[row]: vector for row, vector in zip(new[batch], vectors, strict=True)

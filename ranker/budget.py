@@ -1,4 +1,4 @@
-"""How many padded tokens one forward pass should have on this device: found by trying."""
+"""How a shard should be cut into forward passes on this device: found by trying."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from ranker.batching import Cut
 from ranker.errors import DeviceBroken
 from ranker.score import Backend
 from ranker.types import Pair
-from ranker.verdict import Verdict, one_line, verdict
+from ranker.verdict import Verdict, let_go, one_line, verdict
+
+OVERHEAD = 1_024
+"""What a pass on a GPU costs beside its tokens, in tokens, where nothing could be tried. Not measured."""
 
 FIRST, LAST = 8_192, 262_144
 """Budgets that are tried, each twice the one before."""
@@ -19,28 +23,33 @@ WORTH = 1.05
 """How much faster the next budget must be. Larger batches than needed cost memory, and progress is rarer."""
 
 
-def largest_worthwhile(rate: Callable[[int], float | None]) -> int:
+def largest_worthwhile(seconds: Callable[[int], float | None]) -> Cut:
     """Double the budget for as long as it pays. Pure.
 
     Args:
-        rate: tokens per second with a budget; None if it does not fit into memory.
+        seconds: of a pass with so many tokens; None if they do not fit into memory.
 
     Returns:
-        The budget, in padded tokens; half of FIRST if not even that fits (a run halves it further).
+        The budget, half of FIRST if not even that fits (a run halves it further); and the overhead of a pass, from
+        the line through the first two: seconds = overhead + tokens × slope.
     """
-    budget, best = FIRST, rate(FIRST)
-    if best is None:
-        return FIRST // 2
-    while budget < LAST:
-        faster = rate(2 * budget)
-        if faster is None or faster < best * WORTH:
-            break
-        budget, best = 2 * budget, faster
-    return budget
+    first, second = seconds(FIRST), seconds(2 * FIRST)
+    if first is None:
+        return Cut(budget=FIRST // 2, overhead=OVERHEAD)
+    if second is None:
+        return Cut(budget=FIRST, overhead=OVERHEAD)
+    slope = max(second - first, 1e-9) / FIRST
+    overhead = int(min(max(first / slope - FIRST, 0), FIRST))
+    budget, took = FIRST, first
+    following: float | None = second
+    while following is not None and 2 * took >= following * WORTH:
+        budget, took = 2 * budget, following
+        following = seconds(2 * budget) if budget < LAST else None
+    return Cut(budget=budget, overhead=overhead)
 
 
-def probe(backend: Backend[Any], longest: Pair, clock: Callable[[], float]) -> int:
-    """Find the budget of a backend with rows as long as they come, which need the most memory.
+def probe(backend: Backend[Any], longest: Pair, clock: Callable[[], float]) -> Cut:
+    """Find the cut for a backend with rows as long as they come, which need the most memory.
 
     Args:
         backend: whose forward passes are timed.
@@ -52,7 +61,7 @@ def probe(backend: Backend[Any], longest: Pair, clock: Callable[[], float]) -> i
     """
     width = int(backend.encode([longest]).lengths[0])
 
-    def rate(budget: int) -> float | None:
+    def seconds(budget: int) -> float | None:
         count = max(budget // width, 1)
         block = backend.encode([longest] * count)
         rows = np.arange(count, dtype=np.intp)
@@ -60,13 +69,14 @@ def probe(backend: Backend[Any], longest: Pair, clock: Callable[[], float]) -> i
             backend.forward(block, rows)()  # the first pass of a shape pays for its kernels
             start = clock()
             backend.forward(block, rows)()
-            return count * width / max(clock() - start, 1e-9)
+            return clock() - start
         except Exception as error:
+            let_go(error)
             if verdict(error) is Verdict.DEVICE:
                 raise DeviceBroken(one_line(error)) from error
             if verdict(error) is not Verdict.MEMORY:
                 raise
-        backend.release()  # out of the except clause: its traceback keeps the failed pass's tensors alive
+        backend.release()
         return None
 
-    return largest_worthwhile(rate)
+    return largest_worthwhile(seconds)

@@ -50,6 +50,11 @@ def pairs(limit: int) -> dict[str, Pair]:
     }
 
 
+def filling(limit: int) -> Pair:
+    """A pair that fills an input of `limit` tokens, however long."""
+    return ("a", "file " * 2 * limit)
+
+
 def score(where: str, backend: Backend[Any], limit: int) -> Canaries:
     """Score the canaries alone, then together: short beside long, so that there is padding.
 
@@ -97,8 +102,8 @@ def _together(where: str, backend: Backend[Any], pairs: Sequence[Pair]) -> Float
     return scores[:, backend.score_label]
 
 
-def judge(where: str, dtype: str, found: Canaries, reference: Canaries | None) -> Preflight:
-    """What the canaries say of a checkpoint in `dtype`; `reference`: the same in float32, if that was done.
+def judge(where: str, dtype: str, found: Canaries, reference: Canaries | str | None) -> Preflight:
+    """What the canaries say of a checkpoint in `dtype`; `reference`: the same in float32, or why there is none.
 
     Raises:
         RankerError: it cannot score ordinary pairs, scores all alike, or lets padding into a score.
@@ -106,15 +111,17 @@ def judge(where: str, dtype: str, found: Canaries, reference: Canaries | None) -
     _refuse_failures(where, dtype, found)
     _refuse_constant(where, dtype, found)
     exact = found if dtype == "float32" else reference
-    if exact is not None:
+    if isinstance(exact, Canaries):
         _refuse_padding(where, exact)
     warnings = [_failing(name, failure) for name, failure in found.failures.items()]
     figures: dict[str, float] = {
         "canaries": len(found.alone),
         "spread": float(np.nanmax(found.alone) - np.nanmin(found.alone)),
-        "alone_against_batched": _largest(found.alone, found.batched),
     }
-    if dtype != "float32":
+    batched = _largest(found.alone, found.batched)
+    if batched is not None:
+        figures["alone_against_batched"] = batched
+    if reference is not None:
         warnings += _compare(dtype, found, reference, figures)
     return Preflight(figures=figures, warnings=tuple(warnings))
 
@@ -127,7 +134,9 @@ def _refuse_failures(where: str, dtype: str, found: Canaries) -> None:
         if failure.error_type == NonFiniteScore.__name__:
             raise RankerError(f"{where}: scores are not finite in ranker.dtype {dtype}; try bfloat16 or float32")
         if failure.error_type == "QueryTooLong":
-            raise RankerError(f"ranker.max_length leaves no room for a document: {failure.message}")
+            raise RankerError(
+                f"ranker.max_length leaves no room for a document: with prompt or chat template, {failure.message}"
+            )
         raise RankerError(f"{where} cannot score a pair: {failure.error_type}: {failure.message}")
 
 
@@ -145,8 +154,8 @@ def _refuse_padding(where: str, exact: Canaries) -> None:
     if beyond.any():
         n = int(np.argmax(beyond))
         raise RankerError(
-            f"{where}: a pair scores {exact.alone[n]:g} alone and {exact.batched[n]:g} beside others: its padding "
-            "is not masked (does pad_token_id of config.json match the tokenizer's?)"
+            f"{where}: a pair ({list(pairs(0))[n]}) scores {exact.alone[n]:g} alone and {exact.batched[n]:g} "
+            "beside others: its padding is not masked (does pad_token_id of config.json match the tokenizer's?)"
         )
 
 
@@ -157,16 +166,19 @@ def _failing(name: str, failure: PairFailure) -> str:
     )
 
 
-def _compare(dtype: str, found: Canaries, reference: Canaries | None, figures: dict[str, float]) -> list[str]:
+def _compare(dtype: str, found: Canaries, reference: Canaries | str, figures: dict[str, float]) -> list[str]:
     """Warnings about half precision; fills in its figures."""
     warnings = []
     if _beyond(found.alone, found.batched, TOLERANCE[dtype]).any():
         warnings.append(
             f"in {dtype} a document's score moves by {figures['alone_against_batched']:.2g} with its batch-mates"
         )
-    if reference is None:
-        return [*warnings, f"{dtype} was not compared with float32: the model is too large to be loaded twice"]
-    figures["against_float32"] = _largest(found.alone, reference.alone)
+    if isinstance(reference, str):
+        return [*warnings, f"{dtype} was not compared with float32: {reference}"]
+    difference = _largest(found.alone, reference.alone)
+    if difference is None:
+        return [*warnings, f"{dtype} was not compared with float32: no canary can be scored in it"]
+    figures["against_float32"] = difference
     figures["new_ties"] = float(_new_ties(found.alone, reference.alone))
     if _beyond(found.alone, reference.alone, TOLERANCE[dtype]).any():
         warnings.append(f"{dtype} moves scores by up to {figures['against_float32']:.2g} against float32")
@@ -188,6 +200,8 @@ def _beyond(scores: FloatArray, reference: FloatArray, tolerance: float) -> npt.
         return np.asarray(difference > tolerance * (1 + np.abs(reference)))
 
 
-def _largest(scores: FloatArray, reference: FloatArray) -> float:
-    difference = np.abs(scores - reference)
-    return float(np.nanmax(difference, initial=0.0, where=np.isfinite(difference)))
+def _largest(scores: FloatArray, reference: FloatArray) -> float | None:
+    """The largest difference; None where there is nothing to compare."""
+    differences = np.abs(scores - reference)
+    finite = differences[np.isfinite(differences)]
+    return float(finite.max()) if len(finite) else None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +15,19 @@ import transformers
 from transformers.utils import is_flash_attn_2_available
 
 from ranker import budget, canary, hub, preflight
+from ranker.batching import Cut
 from ranker.bi_encoder import BiEncoderBackend
+from ranker.budget import OVERHEAD
 from ranker.cross_encoder import CrossEncoderBackend
-from ranker.errors import DeviceBroken, RankerError
+from ranker.errors import DeviceBroken, NodeUnfit, RankerError
 from ranker.fingerprint import resolve_dtype
 from ranker.score import Backend, ShardRanker
 from ranker.types import Ranker, RankerSpec
 from ranker.verdict import Verdict, one_line, verdict
 
-CPU_BATCH_TOKENS = 2_048
-"""MiniLM-L6 on one thread, 1,200 docstrings of 55 tokens, median pairs a second: 1,024: 59, 2,048: 60, 4,096: 57,
-8,192: 51. A core gains nothing from larger batches; smaller ones report progress more often."""
+CPU_CUT = Cut(budget=1_024, overhead=24)
+"""MiniLM-L6 on one thread: a pass takes 5 ms and 0.29 ms a token in float32 (17 tokens' worth), 0.15 in bfloat16
+(33). Docstrings a second by budget: 1,024: 126, 2,048: 117, 4,096: 100 (two processes, forward passes alone)."""
 TWICE = 1_500_000_000
 """Parameters of the largest model that is loaded in float32 too, for the canaries: 6 GB for a moment."""
 
@@ -53,28 +57,50 @@ def load_transformer(spec: RankerSpec, *, threads: int, device: str) -> Ranker:
     where = f"ranker.checkpoint {spec.checkpoint}"
     backend, limit = _backend(spec, model)
     found = canary.score(where, backend, limit)
-    reference = None
-    if dtype != "float32" and sum(parameter.numel() for parameter in model.parameters()) <= TWICE:
-        exact, _ = _backend(spec, _load(spec, path, on, torch.float32))
-        reference = canary.score(where, exact, limit)
+    reference = None if dtype == "float32" else _in_float32(spec, path, model)
     ranker = ShardRanker[Any](backend, info, max_document_bytes=spec.max_document_bytes)
     ranker.preflight = canary.judge(where, dtype, found, reference)
-    if spec.batch_tokens is None and on.type == "cuda":
-        backend.budget = budget.probe(backend, canary.pairs(limit)["very long"], time.perf_counter)
+    if spec.batch_tokens is None and on.type == "cuda" and "very long" not in found.failures:
+        found_cut = budget.probe(backend, canary.filling(limit), time.perf_counter)
+        backend.budget, backend.overhead = found_cut.budget, found_cut.overhead
     return ranker
+
+
+def _in_float32(spec: RankerSpec, path: str, model: Any) -> canary.Canaries | str:
+    """What the canaries score in float32, by a copy of the model that is gone afterwards; or why there is none.
+
+    Raises:
+        DeviceBroken: the accelerator fails.
+    """
+    if sum(parameter.numel() for parameter in model.parameters()) > TWICE:
+        return "the model is too large to be loaded twice"
+    try:
+        return _canaries(replace(spec, attention="auto"), path, model.device)  # flash attention knows no float32
+    except RankerError as error:  # what cannot be compared is no reason not to run
+        return one_line(error)
+    finally:
+        gc.collect()  # the libraries tie a model to itself: it would go at some later time, or never
+        if model.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _canaries(spec: RankerSpec, path: str, device: torch.device) -> canary.Canaries:
+    backend, limit = _backend(spec, _load(spec, path, device, torch.float32))
+    return canary.score(f"ranker.checkpoint {spec.checkpoint}", backend, limit)
 
 
 def _backend(spec: RankerSpec, model: Any) -> tuple[Backend[Any], int]:
     """A loaded model, checked, and the longest input that it takes, in tokens."""
     limit = preflight.check_model(spec, model)
     model.max_seq_length = limit  # the library's own default can lie beyond what a RoBERTa can take
-    tokens = spec.batch_tokens or CPU_BATCH_TOKENS
+    overhead = OVERHEAD if model.device.type == "cuda" else CPU_CUT.overhead
+    cut = Cut(budget=spec.batch_tokens or CPU_CUT.budget, overhead=overhead)
     backend: Backend[Any]
     if spec.kind == "cross-encoder":
         label = preflight.score_label(spec, model)
-        backend = CrossEncoderBackend(model, spec, limit=limit, score_label=label, budget=tokens)
+        backend = CrossEncoderBackend(model, spec, limit=limit, score_label=label, cut=cut)
     else:
-        backend = BiEncoderBackend(model, spec, limit=limit, budget=tokens)
+        backend = BiEncoderBackend(model, spec, limit=limit, cut=cut)
     return backend, limit
 
 
@@ -106,7 +132,7 @@ def _load(spec: RankerSpec, path: str, device: torch.device, dtype: torch.dtype)
             case Verdict.DEVICE:
                 raise DeviceBroken(one_line(error)) from error
             case Verdict.MEMORY:
-                raise RankerError(f"{where} does not fit into the memory of {device}: {one_line(error)}") from error
+                raise NodeUnfit(f"{where} does not fit into the memory of {device}: {one_line(error)}") from error
         if spec.attention != "auto" and "attention" in str(error).lower():
             raise RankerError(
                 f"ranker.attention is {spec.attention}, but {spec.checkpoint} cannot be loaded with it: "
@@ -132,11 +158,11 @@ def _check_flash(device: torch.device, dtype: torch.dtype) -> None:
     """
     what = "ranker.attention is flash_attention_2"
     if device.type != "cuda":
-        raise RankerError(f"{what}, which needs a GPU; this worker is on {device}: use auto or sdpa")
+        raise NodeUnfit(f"{what}, which needs a GPU; this worker is on {device}: use auto or sdpa")
     if dtype not in (torch.bfloat16, torch.float16):
         raise RankerError(f"{what}, which needs ranker.dtype bfloat16 or float16, not float32")
     if not is_flash_attn_2_available():
-        raise RankerError(
+        raise NodeUnfit(
             f"{what}, but the package flash-attn is not installed here or does not fit: install it, or use sdpa"
         )
 
@@ -160,7 +186,7 @@ def _device(name: str) -> torch.device:
     except RuntimeError as error:
         raise RankerError(f"device {name!r} is unknown: use auto, cpu or cuda") from error
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise RankerError(f"device {name}: torch {torch.__version__} sees no CUDA device here")
+        raise NodeUnfit(f"device {name}: torch {torch.__version__} sees no CUDA device here")
     return device
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ranker.batching import IntArray
+from ranker.batching import Cut, IntArray
 from ranker.clip import Clipper
 from ranker.encode import Features, ahead, answer, features, untruncated_ids
 from ranker.errors import RankerError
@@ -19,14 +19,14 @@ from ranker.types import Pair, RankerSpec
 class CrossEncoderBackend:
     """A `sentence_transformers.CrossEncoder`, taken over after it is loaded: its `predict`, pass by pass."""
 
-    def __init__(self, model: Any, spec: RankerSpec, *, limit: int, score_label: int, budget: int) -> None:
+    def __init__(self, model: Any, spec: RankerSpec, *, limit: int, score_label: int, cut: Cut) -> None:
         self._model = model.eval()
         self._device: torch.device = model.device
         # `preprocess` does not look at default_prompt_name; `predict` resolves it first.
         self._prompt = model.prompts.get(model.default_prompt_name) if model.default_prompt_name else None
         self.labels: int = model.num_labels
         self.score_label = score_label
-        self.budget = budget
+        self.budget, self.overhead = cut.budget, cut.overhead
         self.ahead = ahead(self._device)
         self._text_kwargs: dict[str, Any] = {} if spec.max_length is None else {"max_length": spec.max_length}
         self._document_only = spec.truncation == "document"

@@ -79,6 +79,7 @@ class CustomBackend:
     labels = 1
     score_label = 0
     ahead = 1
+    overhead = 0  # there is no padding: every pair counts as one token
 
     def __init__(self, spec: RankerSpec) -> None:
         cls = load_class(spec.class_path)

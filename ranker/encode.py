@@ -106,7 +106,7 @@ def answer(values: torch.Tensor) -> Callable[[], npt.NDArray[np.float32]]:
         return lambda: array
     host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
     host.copy_(values, non_blocking=True)
-    copied = torch.cuda.current_stream().record_event()
+    copied = torch.cuda.current_stream(values.device).record_event()
 
     def wait() -> npt.NDArray[np.float32]:
         copied.synchronize()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ranker.errors import RankerError
+from ranker.errors import NodeUnfit, RankerError
 from ranker.verdict import one_line
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -41,7 +41,7 @@ def resolve(checkpoint: str, revision: str | None = None) -> tuple[str, str | No
     if path.exists():
         raise RankerError(f"ranker.checkpoint {checkpoint} is a file: give the directory it stands in")
     if not _HUB_ID.fullmatch(checkpoint):
-        raise RankerError(f"ranker.checkpoint {checkpoint}: no such directory, and a Hub id has the form org/name")
+        raise NodeUnfit(f"ranker.checkpoint {checkpoint}: no such directory, and a Hub id has the form org/name")
     snapshot = _download(checkpoint, revision)
     return str(snapshot), snapshot.name
 

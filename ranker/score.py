@@ -18,7 +18,7 @@ import numpy.typing as npt
 from ranker.batching import IntArray, batches
 from ranker.errors import DeviceBroken, DocumentTooLarge, NonFiniteScore
 from ranker.types import Pair, PairFailure, Preflight, Prepared, Scored
-from ranker.verdict import Verdict, failure, is_document_error, one_line, verdict
+from ranker.verdict import Verdict, failure, is_document_error, let_go, one_line, verdict
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +58,8 @@ class Backend(Protocol[E_]):
     """Which of the labels is the score."""
     budget: int
     """Padded tokens of one forward pass. `ShardRanker` makes it smaller when memory runs out."""
+    overhead: int
+    """What a pass costs beside its tokens, in tokens: batches are cut so that padding costs no more than that."""
     ahead: int
     """Passes that may be on their way at once: 1 where `forward` computes at once, more where it only enqueues."""
 
@@ -205,15 +207,13 @@ class ShardRanker(Generic[E_]):
     def _score_block(self, state: PreparedPairs[E_], block: Block[E_]) -> Iterator[IntArray]:
         """Score a block; yields the distinct pairs that are settled after each forward pass."""
         lengths = block.encoded.lengths
-        todo = [np.arange(len(block.members), dtype=np.intp)]
+        todo = self._cut(lengths, np.arange(len(block.members), dtype=np.intp))
         started: deque[tuple[IntArray, Answer]] = deque()
         while todo or started:
             if todo and len(started) < self._backend.ahead:
                 rows = todo.pop()
-                # Cut anew whatever is over the budget: at the start that is the block, later it is the batches
-                # that were cut before memory ran out.
                 if len(rows) > 1 and len(rows) * int(lengths[rows].max()) > self._backend.budget:
-                    todo += [rows[part] for part in reversed(batches(lengths[rows], self._backend.budget))]
+                    todo += self._cut(lengths, rows)  # it was cut before memory ran out
                     continue
                 answer, error = self._start(block, rows)
                 if answer is not None:
@@ -222,7 +222,6 @@ class ShardRanker(Generic[E_]):
             else:
                 rows, answer = started.popleft()
                 error = self._finish(state, block, rows, answer)
-            # Out of the except clause by now: its traceback would keep the tensors of the failed pass alive.
             members = block.members[rows]
             if error is None:
                 yield members
@@ -240,12 +239,17 @@ class ShardRanker(Generic[E_]):
                         state.failures[int(member)] = failure(int(member), "score", error)
                     yield members
 
+    def _cut(self, lengths: npt.NDArray[np.int32], rows: IntArray) -> list[IntArray]:
+        """Batches of `rows`, the widest last: that is where they are taken from."""
+        cut = batches(lengths[rows], self._backend.budget, self._backend.overhead)
+        return [rows[part] for part in reversed(cut)]
+
     def _start(self, block: Block[E_], rows: IntArray) -> tuple[Answer | None, BaseException | None]:
         """Start a forward pass: what waits for it, or what it raised."""
         try:
             return self._backend.forward(block.encoded, rows), None
         except Exception as error:  # noqa: BLE001 - where a pair's failure becomes a record
-            return None, error
+            return None, let_go(error)
 
     def _finish(
         self, state: PreparedPairs[E_], block: Block[E_], rows: IntArray, answer: Answer
@@ -254,7 +258,7 @@ class ShardRanker(Generic[E_]):
         try:
             values = answer()
         except Exception as error:  # noqa: BLE001 - where a pair's failure becomes a record
-            return error
+            return let_go(error)
         members = block.members[rows]
         finite = np.isfinite(values).all(axis=1)
         state.values[members[finite]] = values[finite]

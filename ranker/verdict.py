@@ -65,6 +65,16 @@ def is_document_error(error: BaseException) -> bool:
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
+def let_go(error: BaseException) -> BaseException:
+    """Empty the frames that the error's traceback holds, and return it: they keep the tensors of the failed pass
+    alive, and the next try would run beside them. Lines and names, which is what is reported, stay."""
+    seen: BaseException | None = error
+    while seen is not None:
+        traceback.clear_frames(seen.__traceback__)
+        seen = seen.__cause__ or seen.__context__
+    return error
+
+
 def failure(index: int, stage: Literal["tokenize", "score"], error: BaseException) -> PairFailure:
     """The record of `error` for pair `index`."""
     text = "".join(traceback.format_exception(error))

@@ -15,6 +15,7 @@ from scipy.stats import spearmanr
 from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.util import pairwise_cos_sim
 
+from ranker.batching import Cut
 from ranker.canary import TOLERANCE
 from ranker.cross_encoder import CrossEncoderBackend
 from ranker.load import load
@@ -42,6 +43,9 @@ HOSTILE = {
     "data address": "data:image/png;base64,AAAA",
     "private use": "\ue000\U000f0000\ufffd",
 }
+
+
+CUT = Cut(budget=4_000, overhead=10_000)
 
 
 def spec_of(path: str, **options: Any) -> RankerSpec:
@@ -256,7 +260,7 @@ def test_out_of_memory_in_the_model_halves_the_budget_and_loses_nothing(cross_en
 
     model[0].register_forward_pre_hook(refuse_large)
     spec = spec_of(cross_encoder_path)
-    ranker = ShardRanker(CrossEncoderBackend(model, spec, limit=128, score_label=0, budget=4_000), {})
+    ranker = ShardRanker(CrossEncoderBackend(model, spec, limit=128, score_label=0, cut=CUT), {})
     scored = score(ranker, ordinary(60))
     assert not scored.failures
     assert int(ranker.info["batch_tokens"]) <= 700
@@ -301,7 +305,7 @@ def test_bi_encoder_embeds_each_query_once(tmp_path: Path) -> None:
     model = SentenceTransformer(path, device="cpu")
     rows: list[int] = []
     model[0].register_forward_pre_hook(lambda module, inputs: rows.append(len(inputs[0]["input_ids"])))
-    backend = BiEncoderBackend(model, spec_of(path, kind="bi-encoder"), limit=128, budget=300)
+    backend = BiEncoderBackend(model, spec_of(path, kind="bi-encoder"), limit=128, cut=CUT)
     ranker = ShardRanker(backend, {})
     texts = [text for _, text in ordinary(30)]
     score(ranker, [(f"query {i % 3}", text) for i, text in enumerate(texts)])

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from ranker.batching import IntArray
+from ranker.batching import Cut, IntArray
 from ranker.budget import FIRST, LAST, largest_worthwhile, probe
 from ranker.custom import CustomBlock
 from ranker.errors import DeviceBroken
@@ -39,6 +39,10 @@ class Device(Backend):
 
 
 def found(device: Device) -> int:
+    return cut(device).budget
+
+
+def cut(device: Device) -> Cut:
     return probe(device, ("q", "x" * WIDTH), lambda: device.now)
 
 
@@ -88,5 +92,15 @@ def test_budget_probe_on_a_broken_device_says_so() -> None:
 
 
 def test_budget_that_is_a_little_faster_is_not_worth_it() -> None:
-    rates: Iterator[float] = iter([100.0, 104.0])
-    assert largest_worthwhile(lambda budget: next(rates)) == FIRST
+    took = iter([1.0, 1.94])
+    assert largest_worthwhile(lambda budget: next(took)).budget == FIRST
+
+
+def test_overhead_of_a_pass_is_told_in_tokens() -> None:
+    device = Device(lambda tokens: 0.002 + tokens / 1e6)
+    assert cut(device).overhead == pytest.approx(2_000, abs=2)
+    assert cut(Device(lambda tokens: tokens / 1e6)).overhead == 0
+
+
+def test_overhead_of_a_device_that_is_never_full_is_no_more_than_the_first_budget() -> None:
+    assert cut(Device(lambda tokens: 1.0)).overhead == FIRST

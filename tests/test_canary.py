@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from ranker import canary
+from ranker import canary, checkpoint
 from ranker.batching import IntArray
 from ranker.custom import CustomBlock
 from ranker.errors import DeviceBroken, RankerError
@@ -26,6 +28,7 @@ class Backend:
 
     budget = 100_000
     ahead = 1
+    overhead = 0
     labels = 1
     score_label = 0
 
@@ -57,8 +60,8 @@ def scored(judge: Judge) -> canary.Canaries:
     return canary.score("here", Backend(judge), LIMIT)
 
 
-def verdict(judge: Judge, dtype: str = "float32", exact: Judge | None = None) -> Preflight:
-    return canary.judge("here", dtype, scored(judge), None if exact is None else scored(exact))
+def verdict(judge: Judge, dtype: str = "float32", exact: Judge | str | None = None) -> Preflight:
+    return canary.judge("here", dtype, scored(judge), scored(exact) if callable(exact) else exact)
 
 
 def refusal(judge: Judge, dtype: str = "float32", exact: Judge | None = None) -> str:
@@ -131,7 +134,7 @@ def test_canaries_that_run_out_of_memory_together_are_not_compared() -> None:
             raise MemoryError
         return by_length(text)
 
-    assert verdict(judge).figures["alone_against_batched"] == 0
+    assert "alone_against_batched" not in verdict(judge).figures
 
 
 def test_canary_on_a_broken_device_says_so() -> None:
@@ -162,7 +165,18 @@ def test_half_precision_that_ties_what_differs_is_a_warning() -> None:
 
 
 def test_half_precision_without_a_comparison_says_so() -> None:
-    assert "was not compared with float32" in verdict(by_length, "bfloat16").warnings[0]
+    found = verdict(by_length, "bfloat16", "it is too large")
+    assert found.warnings == ("bfloat16 was not compared with float32: it is too large",)
+    assert "against_float32" not in found.figures
+
+
+def test_half_precision_of_a_model_that_scores_nothing_in_float32_is_not_called_equal() -> None:
+    def exact(text: str, rows: int) -> float:
+        raise RuntimeError("only half precision here")
+
+    found = verdict(by_length, "bfloat16", exact)
+    assert "no canary can be scored in it" in found.warnings[0]
+    assert "against_float32" not in found.figures
 
 
 def test_padding_in_float32_is_refused_though_the_run_is_in_half_precision() -> None:
@@ -170,6 +184,23 @@ def test_padding_in_float32_is_refused_though_the_run_is_in_half_precision() -> 
         return by_length(text) + (0.01 if rows > 1 else 0)
 
     assert "its padding is not masked" in refusal(by_length, "bfloat16", exact)
+
+
+def test_load_whose_copy_in_float32_fails_goes_on_without(
+    cross_encoder_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = checkpoint._load
+
+    def load_but_not_twice(spec: RankerSpec, path: str, device: torch.device, dtype: torch.dtype) -> Any:
+        if dtype == torch.float32:
+            raise RankerError("does not fit into the memory of cuda")
+        return original(spec, path, device, dtype)
+
+    monkeypatch.setattr(checkpoint, "_load", load_but_not_twice)
+    ranker = load(RankerSpec(kind="cross-encoder", checkpoint=cross_encoder_path, dtype="bfloat16"), threads=1)
+    assert ranker.preflight.warnings == (
+        "bfloat16 was not compared with float32: does not fit into the memory of cuda",
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

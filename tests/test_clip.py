@@ -16,6 +16,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_to
 from transformers import PreTrainedTokenizerFast
 
 from ranker import clip
+from ranker.batching import Cut
 from ranker.bi_encoder import BiEncoderBackend
 from ranker.clip import Clipper, places
 from ranker.cross_encoder import CrossEncoderBackend
@@ -25,6 +26,7 @@ from tests import checkpoints
 QUERY = "copy a file"
 LIMIT = 24
 """Tokens: few, so that a document of 400 characters is a long one."""
+CUT = Cut(budget=1_000, overhead=24)
 SPEC = RankerSpec(kind="cross-encoder", max_length=LIMIT)
 
 QWEN, LLAMA = sorted(clip.SPLITS, key=len)
@@ -221,7 +223,7 @@ def truncations(model: CrossEncoder) -> list[Any]:
 
 
 def cross(model: CrossEncoder, limit: int = LIMIT, **options: Any) -> CrossEncoderBackend:
-    return CrossEncoderBackend(model, replace(SPEC, **options), limit=limit, score_label=0, budget=1_000)
+    return CrossEncoderBackend(model, replace(SPEC, **options), limit=limit, score_label=0, cut=CUT)
 
 
 def same(backend: Any, whole: Any, pairs: list[Pair], monkeypatch: pytest.MonkeyPatch) -> int:
@@ -271,7 +273,7 @@ def test_encode_of_a_bi_encoder_is_the_same_with_heads(
 ) -> None:
     monkeypatch.setattr(clip, "CHARS_PER_TOKEN", 1)
     model = SentenceTransformer(checkpoints.tiny_biencoder(tmp_path, prompts=prompts), device="cpu")
-    backends = (BiEncoderBackend(model, SPEC, limit=LIMIT, budget=1_000) for _ in range(2))
+    backends = (BiEncoderBackend(model, SPEC, limit=LIMIT, cut=CUT) for _ in range(2))
     assert same(*backends, [(text, text) for text in TEXTS[:80]], monkeypatch) > 40
 
 
@@ -282,7 +284,7 @@ def test_encode_of_a_bi_encoder_with_longer_documents_than_its_limit_is_the_same
     model = SentenceTransformer(checkpoints.tiny_biencoder(tmp_path), device="cpu")
     model[0].document_length = 100
     spec = replace(SPEC, max_length=None)
-    backends = (BiEncoderBackend(model, spec, limit=LIMIT, budget=1_000) for _ in range(2))
+    backends = (BiEncoderBackend(model, spec, limit=LIMIT, cut=CUT) for _ in range(2))
     assert same(*backends, [(QUERY, text) for text in TEXTS[:60]], monkeypatch)
 
 
@@ -303,7 +305,7 @@ def test_encode_of_a_bi_encoders_document_of_5_mb_reads_only_its_head(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = SentenceTransformer(checkpoints.tiny_biencoder(tmp_path), device="cpu")
-    backend = BiEncoderBackend(model, SPEC, limit=LIMIT, budget=1_000)
+    backend = BiEncoderBackend(model, SPEC, limit=LIMIT, cut=CUT)
     handed = Handed(monkeypatch)
     assert backend.encode([(QUERY, "copy a file " * 420_000)]).truncated.tolist() == [True]
     assert handed.chars < 20 * LIMIT + 500

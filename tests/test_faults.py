@@ -73,6 +73,22 @@ def slow(count: int) -> list[str]:
     return [f"slow {i}" for i in range(count)]
 
 
+def test_node_that_is_unfit_gets_no_worker_and_the_run_goes_on_until_none_is_left(
+    elsewhere: Elsewhere, cluster: PrivateCluster
+) -> None:
+    unfit = cluster.nodes[cluster.add(num_cpus=2, env_vars={"RESCORE_TEST_UNFIT": "1"})]
+    elsewhere.corpus(["x"] * 100)
+    alone = elsewhere.run()
+    assert alone.returncode == 2, alone.stderr
+    assert "rescore: no bfloat16 here" in alone.stderr
+    fit = cluster.nodes[cluster.add(num_cpus=1)]
+    done = elsewhere.run()
+    assert done.returncode == 0, done.stderr
+    assert f"node {unfit[:12]} gets no workers" in done.stderr
+    assert done.stderr.count("no bfloat16 here") == 1
+    assert elsewhere.nodes() == {fit}
+
+
 @pytest.mark.parametrize("how", ["graceful", "raylet"])  # "all": see below
 def test_node_lost_in_any_way_costs_only_what_it_held(
     elsewhere: Elsewhere, cluster: PrivateCluster, how: How
@@ -90,22 +106,6 @@ def test_node_lost_in_any_way_costs_only_what_it_held(
     assert elsewhere.sql("SELECT count(*), count(DISTINCT doc_id) FROM scores") == [(140, 140)]
     assert elsewhere.attempts("died") == 0  # the infrastructure's fault: nobody is suspected
     assert elsewhere.verify()["ok"]
-
-
-def test_node_that_is_unfit_gets_no_worker_and_the_run_goes_on_until_none_is_left(
-    elsewhere: Elsewhere, cluster: PrivateCluster
-) -> None:
-    unfit = cluster.nodes[cluster.add(num_cpus=2, env_vars={"RESCORE_TEST_UNFIT": "1"})]
-    elsewhere.corpus(["x"] * 100)
-    alone = elsewhere.run()
-    assert alone.returncode == 2, alone.stderr
-    assert "rescore: no bfloat16 here" in alone.stderr
-    fit = cluster.nodes[cluster.add(num_cpus=1)]
-    done = elsewhere.run()
-    assert done.returncode == 0, done.stderr
-    assert f"node {unfit[:12]} gets no workers" in done.stderr
-    assert done.stderr.count("no bfloat16 here") == 1
-    assert elsewhere.nodes() == {fit}
 
 
 def test_nodes_that_join_get_workers_and_the_loss_of_all_is_waited_for(

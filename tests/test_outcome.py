@@ -29,9 +29,10 @@ def test_summary_tells_the_share_that_was_cut() -> None:
 
 def test_summary_tells_what_the_canaries_said() -> None:
     figures = {"canaries": 8.0, "alone_against_batched": 1.2e-7}
-    assert "8 canaries: alone and batched within 1e-07." in lines(preflight=figures)
+    assert "8 canaries scored: alone and batched within 1e-07." in lines(preflight=figures)
     half = lines(preflight=figures | {"against_float32": 0.0031})
-    assert "8 canaries: alone and batched within 1e-07, and within 0.003 of float32." in half
+    assert "8 canaries scored: alone and batched within 1e-07, beside float32 within 0.003." in half
+    assert "8 canaries scored." in lines(preflight={"canaries": 8.0})
     assert not any("canaries" in line for line in lines())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -32,6 +33,7 @@ class WordBackend:
     """One token a word; the score is the number in the text. `judge` may raise for the texts of a batch."""
 
     ahead = 1
+    overhead = 1_000
     late = False
     """Whether a pass fails when it is waited for, as on a GPU, not when it is started."""
 
@@ -241,6 +243,30 @@ def test_score_out_of_memory_halves_the_budget_and_keeps_it() -> None:
     assert backend.released == (2 if backend.late else 3)
     assert ranker.info["batch_tokens"] == "8"
     assert not ranker.result(prepared).failures
+
+
+def test_score_out_of_memory_lets_go_of_the_failed_pass_before_the_next() -> None:
+    """What the failed pass held must be free when memory is given back: else a document that fits fails too."""
+    alive: list[int] = []
+
+    class Tensor:
+        pass
+
+    def judge(batch: list[str], tokens: int) -> None:
+        tensor = Tensor()
+        alive.append(tokens)
+        weakref.finalize(tensor, alive.remove, tokens)
+        if tokens > 10:
+            raise OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    class Releasing(WordBackend):
+        def release(self) -> None:
+            held.append(list(alive))
+
+    held: list[list[int]] = []
+    run(Releasing(budget=64, judge=judge), texts(*(f"{i} w" for i in range(40))))
+    assert held
+    assert not any(held)
 
 
 def test_score_out_of_memory_with_a_batch_far_below_the_budget_shrinks_from_the_batch() -> None:
