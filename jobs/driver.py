@@ -281,8 +281,9 @@ class _Driver:
 
     def _hear(self, scheduler: Scheduler, pool: ray_pool.RayPool) -> None:
         """What the workers' preflights say: each warning once, of each figure the worst."""
-        for node, why in pool.unfit.items():
-            self._warn(f"node {node[:12]} gets no workers: {why}")
+        if scheduler.stop is None:  # else the last line says it
+            for why, node in {why: node for node, why in reversed(pool.unfit.items())}.items():
+                self._warn(f"node {node[:12]} gets no workers: {why}")
         for info in [worker.info for worker in scheduler.workers.values()]:
             for warning in info.warnings:
                 self._warn(warning)

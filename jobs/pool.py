@@ -183,6 +183,7 @@ class RayPool:
         return (
             f"waiting {max(late):.0f} s for {len(late)} of {self.wanted} workers "
             f"({self._placement} each); free in the cluster: {has}"
+            + (f"; {len(self.unfit)} nodes get none" if self.unfit else "")
         )
 
     # -- members -------------------------------------------------------------------------------------

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 
 from ranker.batching import Cut
-from ranker.errors import DeviceBroken
 from ranker.score import Backend
 from ranker.types import Pair
-from ranker.verdict import Verdict, let_go, one_line, verdict
+from ranker.verdict import Verdict, check_device, let_go, verdict
 
 OVERHEAD = 1_024
 """What a pass on a GPU costs beside its tokens, in tokens, where nothing could be tried. Not measured."""
@@ -71,11 +70,10 @@ def probe(backend: Backend[Any], longest: Pair, clock: Callable[[], float]) -> C
             backend.forward(block, rows)()
             return clock() - start
         except Exception as error:
-            let_go(error)
-            if verdict(error) is Verdict.DEVICE:
-                raise DeviceBroken(one_line(error)) from error
+            check_device(error)
             if verdict(error) is not Verdict.MEMORY:
                 raise
+            let_go(error)
         backend.release()
         return None
 

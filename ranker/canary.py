@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ranker.errors import DeviceBroken, NonFiniteScore, RankerError
+from ranker.errors import NonFiniteScore, RankerError
 from ranker.score import Backend, FloatArray, ShardRanker
 from ranker.types import Pair, PairFailure, Preflight, Scored
-from ranker.verdict import Verdict, one_line, verdict
+from ranker.verdict import Verdict, check_device, one_line, verdict
 
 LONGEST = 1_024
 """Words of the longest canary: enough to be cut by the usual limits, few enough for a CPU and a large model."""
@@ -93,11 +93,9 @@ def _together(where: str, backend: Backend[Any], pairs: Sequence[Pair]) -> Float
     try:
         scores = backend.forward(backend.encode(pairs), np.arange(len(pairs)))()
     except Exception as error:
-        match verdict(error):
-            case Verdict.DEVICE:
-                raise DeviceBroken(one_line(error)) from error
-            case Verdict.MEMORY:  # the run itself halves its batches; here there is nothing to compare
-                return np.full(len(pairs), np.nan, dtype=np.float32)
+        check_device(error)
+        if verdict(error) is Verdict.MEMORY:  # the run itself halves its batches; here there is nothing to compare
+            return np.full(len(pairs), np.nan, dtype=np.float32)
         raise RankerError(f"{where} cannot score a pair: {type(error).__name__}: {one_line(error)}") from error
     return scores[:, backend.score_label]
 

@@ -19,11 +19,11 @@ from ranker.batching import Cut
 from ranker.bi_encoder import BiEncoderBackend
 from ranker.budget import OVERHEAD
 from ranker.cross_encoder import CrossEncoderBackend
-from ranker.errors import DeviceBroken, NodeUnfit, RankerError
+from ranker.errors import NodeUnfit, RankerError
 from ranker.fingerprint import resolve_dtype
 from ranker.score import Backend, ShardRanker
 from ranker.types import Ranker, RankerSpec
-from ranker.verdict import Verdict, one_line, verdict
+from ranker.verdict import Verdict, check_device, one_line, verdict
 
 CPU_CUT = Cut(budget=1_024, overhead=24)
 """MiniLM-L6 on one thread: a pass takes 5 ms and 0.29 ms a token in float32 (17 tokens' worth), 0.15 in bfloat16
@@ -128,11 +128,9 @@ def _load(spec: RankerSpec, path: str, device: torch.device, dtype: torch.dtype)
     except RankerError:
         raise
     except Exception as error:  # a checkpoint can be broken in as many ways as there are libraries below
-        match verdict(error):
-            case Verdict.DEVICE:
-                raise DeviceBroken(one_line(error)) from error
-            case Verdict.MEMORY:
-                raise NodeUnfit(f"{where} does not fit into the memory of {device}: {one_line(error)}") from error
+        check_device(error)
+        if verdict(error) is Verdict.MEMORY:
+            raise NodeUnfit(f"{where} does not fit into the memory of {device}: {one_line(error)}") from error
         if spec.attention != "auto" and "attention" in str(error).lower():
             raise RankerError(
                 f"ranker.attention is {spec.attention}, but {spec.checkpoint} cannot be loaded with it: "

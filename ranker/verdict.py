@@ -6,7 +6,7 @@ import traceback
 from enum import StrEnum
 from typing import Literal
 
-from ranker.errors import RankerError
+from ranker.errors import DeviceBroken, RankerError
 from ranker.types import PairFailure
 
 TRACEBACK_CHARS = 8_000
@@ -63,6 +63,12 @@ def verdict(error: BaseException) -> Verdict:
 def is_document_error(error: BaseException) -> bool:
     """Whether `error` may become a record. A Rust panic in a tokenizer is a BaseException, and still only that."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
+def check_device(error: BaseException) -> None:
+    """Raise DeviceBroken if `error` says that nothing may be computed here any more."""
+    if verdict(error) is Verdict.DEVICE:
+        raise DeviceBroken(one_line(error)) from error
 
 
 def let_go(error: BaseException) -> BaseException:

@@ -38,13 +38,9 @@ def part_schema(id_type: IdType, *, query_set: bool, label_scores: bool) -> pa.S
     return pa.schema([field for field in fields if field is not None])
 
 
-def text_hash(query: str, text: str) -> int:
-    """64 bits over the query and the whole text, before truncation: what a score was computed from."""
-    return text_hashes([(query, text)])[0]
-
-
 def text_hashes(pairs: Iterable[tuple[str, str]]) -> list[int]:
-    """`text_hash` of each pair; a query that repeats is hashed once in a row."""
+    """For each (query, text) 64 bits over the query and the whole text, before truncation: what its score was
+    computed from. A query that repeats in a row is hashed once."""
     hashes: list[int] = []
     last, state = None, hashlib.blake2b(digest_size=8)
     for query, text in pairs:

@@ -117,7 +117,7 @@ class Output:
             label_scores=None,
             n_tokens=[3] * len(keys),
             truncated=[False] * len(keys),
-            text_hashes=[parts.text_hash(str(query_id), rows.texts[i]) for i, query_id in keys],
+            text_hashes=parts.text_hashes((str(query_id), rows.texts[i]) for i, query_id in keys),
             shard_id=shard.shard_id,
         )
         footer = replace(
