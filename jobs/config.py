@@ -11,6 +11,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from shards.errors import UsageError
+from shards.formats import Format
 
 
 class ConfigError(UsageError):
@@ -36,7 +37,8 @@ ExceptionName = Annotated[str, AfterValidator(_class_name)]
 class Corpus(_Section):
     """What is scored, and against which query. Exactly one of the three query keys is set."""
 
-    path: str = Field(description="Parquet file, directory or glob.")
+    path: str = Field(description="File, directory or glob: Parquet, or JSON Lines (plain, .gz).")
+    format: Format = Field(default="auto", description="parquet or jsonl; auto: by each file's extension.")
     id_column: str = Field(default="doc_id", description="Column of document ids: integers or strings.")
     text_column: str = Field(default="text", description="Column of document texts.")
     query: str | None = Field(default=None, description="One query for every document.")

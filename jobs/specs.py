@@ -19,6 +19,7 @@ def corpus(config: Config) -> CorpusSpec:
         shard_size=corpus.shard_size,
         duplicates=corpus.duplicates,
         skip_unreadable=corpus.skip_unreadable,
+        format=corpus.format,
     )
 
 

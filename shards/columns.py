@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from shards.errors import CorpusError
 from shards.types import CorpusSpec, IdType
 
 BUFFER = 1 << 20
-INT64_MAX = 2**63 - 1
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
 
 def open_file(path: str) -> pq.ParquetFile:
@@ -58,6 +59,22 @@ def is_text(kind: pa.DataType) -> bool:
         or pa.types.is_string_view(value)
         or pa.types.is_null(value)
     )
+
+
+def integers(values: pa.Array[Any]) -> pa.Array[Any]:
+    """The integers that strings are written as; beyond int64, as null."""
+    try:
+        return pc.cast(values, pa.int64())
+    except pa.ArrowInvalid:
+        return pa.array([None if text is None else integer(text) for text in values.to_pylist()], pa.int64())
+
+
+def integer(text: str) -> int | None:
+    """The integer that a text is; None: it is beyond int64."""
+    if len(text) > 40:  # int() refuses what has thousands of digits
+        return None
+    value = int(text)
+    return value if INT64_MIN <= value <= INT64_MAX else None
 
 
 def _present(path: str, schema: pa.Schema, name: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shards.columns import INT64_MAX
+from shards.columns import INT64_MAX, integer
 from shards.types import DocId, Failure, IdType, Stage
 
 T = TypeVar("T")
@@ -23,6 +23,13 @@ class Column:
     values: pa.ChunkedArray[Any]
     file: str
     rows: list[int]
+    lines: list[int] | None = None
+    """Where they begin, from 1, in a file of lines."""
+
+    def place(self, index: int) -> str:
+        if self.lines is not None:
+            return f"{self.file}, line {self.lines[index]}"
+        return f"{self.file}, row {self.rows[index]}"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -55,8 +62,11 @@ def read_ids(column: Column, id_type: IdType) -> Decoded[DocId]:
     for index, value in enumerate(values):
         if value is None:
             bad[index] = _null(column, index)
-        elif value > INT64_MAX:
+            continue
+        exact = integer(value) if isinstance(value, str) else value  # a staged file has its literal text
+        if exact is None or exact > INT64_MAX:
             bad[index] = _failure(column, index, "IdOutOfRange", f"{value} is beyond int64")
+        values[index] = exact
     return Decoded(values=values, bad=bad)
 
 
@@ -91,10 +101,9 @@ def _invalid(column: Column, index: int, error: UnicodeDecodeError) -> Failure:
 
 
 def _failure(column: Column, index: int, kind: str, what: str, trace: str = "") -> Failure:
-    row = column.rows[index]
-    message = f"column {column.name!r}: {what} ({column.file}, row {row})"
+    message = f"column {column.name!r}: {what} ({column.place(index)})"
     return Failure(
-        row=row,
+        row=column.rows[index],
         doc_id=None,
         stage=Stage.READ,
         error_type=kind,

@@ -106,7 +106,7 @@ def _batches(source: IdSource, failed: list[UnreadableIdsError]) -> Iterator[pa.
     for number, file in enumerate(source.files):
         row = 0
         try:
-            with columns.open_file(file.path) as parquet:
+            with columns.open_file(file.data) as parquet:
                 for batch in parquet.iter_batches(batch_size=_BATCH, columns=[source.id_column]):
                     count = batch.num_rows
                     values: list[Any] = [
@@ -118,7 +118,7 @@ def _batches(source: IdSource, failed: list[UnreadableIdsError]) -> Iterator[pa.
                     yield pa.RecordBatch.from_arrays(values, schema=schema)
                     row += count
         except (pa.ArrowException, OSError, CorpusError) as error:
-            failed.append(UnreadableIdsError(number, columns.reason(file.path, error)))
+            failed.append(UnreadableIdsError(number, columns.reason(file.data, error)))
             raise failed[0] from error
 
 
@@ -128,6 +128,8 @@ def _ids(values: pa.Array[Any], id_type: IdType) -> pa.Array[Any]:
         values = pc.cast(values, values.type.value_type)
     if id_type == "string":
         return pc.cast(values, pa.large_binary())
+    if columns.is_text(values.type):  # of a staged file: an integer's literal text
+        return columns.integers(values)
     if pa.types.is_uint64(values.type):
         fits: Any = pc.less_equal(values, pa.scalar(columns.INT64_MAX, pa.uint64()))
         values = pc.if_else(fits, values, pa.scalar(None, pa.uint64()))

@@ -11,7 +11,7 @@ from uuid import uuid4
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from shards import columns, files, planfile
+from shards import columns, files, planfile, staged
 from shards.errors import CorpusError, OutputError, UsageError
 from shards.fingerprint import fingerprint
 from shards.layout import Layout
@@ -59,6 +59,8 @@ class _Wanted:
 
     rows: dict[str, dict[int, Letter]] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
+    staged: dict[str, str] = field(default_factory=dict)
+    """What stands in for a file that is not Parquet."""
 
 
 def export(
@@ -115,6 +117,8 @@ def _wanted(letters: Sequence[Letter], layout: Layout, plan: Plan, paths: Mappin
         if shard.unreadable is not None:
             wanted.left_out.append(f"{file}: {shard.unreadable}")
             continue
+        if shard.staged is not None:
+            wanted.staged[file] = shard.staged
         rows = wanted.rows.setdefault(file, {})
         for row in _rows_of(letter, shard):
             rows.setdefault(row, letter)  # of a document that failed against several queries, the first
@@ -135,8 +139,9 @@ def _readable(
     found: list[tuple[str, pq.ParquetFile]] = []
     for path, rows in wanted.rows.items():
         try:
-            _check_unchanged(path, known.get(path), read)
-            found.append((path, columns.open_file(path)))
+            if path not in wanted.staged:
+                _check_unchanged(path, known.get(path), read)
+            found.append((path, columns.open_file(wanted.staged.get(path, path))))
         except (CorpusError, OSError) as error:
             wanted.left_out.append(f"{len(rows):,} documents of {path}: {columns.reason(path, error)}")
     return found
@@ -177,6 +182,7 @@ def _corpus_schema(schemas: Sequence[pa.Schema]) -> pa.Schema:
             [
                 pa.field(item.name, item.type.value_type if pa.types.is_dictionary(item.type) else item.type)
                 for item in schema
+                if item.name not in (staged.ERROR, staged.ERROR_TYPE)  # the letter has them
             ]
         )
         for schema in schemas

@@ -13,6 +13,7 @@ from shards import cut, files, parts, planfile
 from shards.errors import OutputError, PlanError, UsageError
 from shards.layout import Layout, check_name
 from shards.planfile import PlanFile
+from shards.staging import Staging
 from shards.types import Binding, CorpusFile, CorpusSpec, Plan, QuerySet
 
 _BRIEF = 40
@@ -80,6 +81,7 @@ class _Request:
     queries: QuerySet | None
     now: datetime
     settings: Mapping[str, str]
+    staging: Staging
 
 
 def make_plan(
@@ -90,13 +92,17 @@ def make_plan(
     *,
     now: datetime,
     settings: Mapping[str, str],
+    staging: Staging = Staging(),  # noqa: B008 - frozen
 ) -> tuple[Plan, PlanChange]:
-    """Plan the corpus, or check it against the plan that stands. Needs the run lock.
+    """Plan the corpus, or check it against the plan that stands. Needs the run lock. `staging`: who stages files
+    that are not Parquet, and who hears how far it is.
 
     Raises CorpusError for a corpus that cannot be planned, and PlanError where the output's plan
     differs: other columns, queries or ranker, a planned file that changed or vanished.
     """
-    request = _Request(layout=layout, spec=spec, binding=binding, queries=queries, now=now, settings=settings)
+    request = _Request(
+        layout=layout, spec=spec, binding=binding, queries=queries, now=now, settings=settings, staging=staging
+    )
     found = _read(layout, check_name(binding.model_version))
     if not found:
         return _create(request, "created")
@@ -166,7 +172,7 @@ def _read(layout: Layout, model_version: str) -> list[PlanFile]:
 
 
 def _create(request: _Request, kind: Literal["created", "replaced"]) -> tuple[Plan, PlanChange]:
-    found = cut.survey(request.layout, request.spec)
+    found = cut.survey(request.layout, request.spec, request.staging)
     id_type = cut.id_type(found, request.spec)
     _check_id_type(request, id_type)
     made = cut.cut(found, (), request.spec, id_type, request.layout)
@@ -186,7 +192,7 @@ def _replace(request: _Request, standing: Sequence[PlanFile]) -> tuple[Plan, Pla
 
 
 def _resume(request: _Request, standing: list[PlanFile]) -> tuple[Plan, PlanChange]:
-    found = cut.survey(request.layout, request.spec)
+    found = cut.survey(request.layout, request.spec, request.staging)
     planned = [file for plan in standing for file in plan.files]
     here, new, gone = _match(planned, found)
     if gone:
