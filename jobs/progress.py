@@ -70,9 +70,7 @@ class Reporter:
     def staging(self, progress: Staged) -> None:
         """Files that are not Parquet are being staged: the first and the last, and a line every few seconds."""
         now = time.monotonic()
-        if progress.files not in (0, progress.of_files) and now - self._lined < _LINE_S:
-            return
-        if progress.files == 0 and progress.bytes and now - self._lined < _LINE_S:
+        if progress.files < progress.of_files and now - self._lined < _LINE_S:
             return
         self._lined = now
         self.note(

@@ -20,6 +20,7 @@ def corpus(config: Config) -> CorpusSpec:
         duplicates=corpus.duplicates,
         skip_unreadable=corpus.skip_unreadable,
         format=corpus.format,
+        text_template=corpus.text_template,
     )
 
 

@@ -39,9 +39,10 @@ def in_processes(jobs: Sequence[Job], tell: Tell, *, processes: int) -> Iterator
     shared = context.Value("q", 0)
     pool = _pool(context, processes, shared)
     done = 0
+    left: set[Future[Result]] = set()
     try:
         ordered = sorted(jobs, key=lambda job: job.size, reverse=True)
-        left: set[Future[Result]] = {pool.submit(_stage, job) for job in ordered}
+        left = {pool.submit(_stage, job) for job in ordered}
         while left:
             ended, left = wait(left, timeout=_LOOK_S, return_when=FIRST_COMPLETED)
             for future in ended:

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from shards.columns import INT64_MAX, integer
+from shards.columns import INT64_MAX, decoded, integer
 from shards.types import DocId, Failure, IdType, Stage
 
 T = TypeVar("T")
@@ -42,7 +41,7 @@ class Decoded(Generic[T]):
 
 def read_texts(column: Column) -> Decoded[str]:
     """Strings; null and invalid UTF-8 are failures."""
-    values = _plain(column.values)
+    values = decoded(column.values)
     if values.null_count == 0:
         try:
             clean: list[Any] = values.to_pylist()
@@ -57,7 +56,7 @@ def read_ids(column: Column, id_type: IdType) -> Decoded[DocId]:
     if id_type == "string":
         texts = read_texts(column)
         return Decoded(values=list(texts.values), bad=texts.bad)
-    values: list[Any] = _plain(column.values).to_pylist()
+    values: list[Any] = decoded(column.values).to_pylist()
     bad: dict[int, Failure] = {}
     for index, value in enumerate(values):
         if value is None:
@@ -68,10 +67,6 @@ def read_ids(column: Column, id_type: IdType) -> Decoded[DocId]:
             bad[index] = _failure(column, index, "IdOutOfRange", f"{value} is beyond int64")
         values[index] = exact
     return Decoded(values=values, bad=bad)
-
-
-def _plain(values: pa.ChunkedArray[Any]) -> pa.ChunkedArray[Any]:
-    return pc.cast(values, values.type.value_type) if isinstance(values.type, pa.DictionaryType) else values
 
 
 def _texts_one_by_one(column: Column, values: pa.ChunkedArray[Any]) -> Decoded[str]:

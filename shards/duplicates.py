@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shards import columns
+from shards import columns, nested
 from shards.errors import CorpusError
 from shards.types import CorpusFile, Duplicates, IdType
 
@@ -109,8 +109,9 @@ def _batches(source: IdSource, failed: list[UnreadableIdsError]) -> Iterator[pa.
             with columns.open_file(file.data) as parquet:
                 for batch in parquet.iter_batches(batch_size=_BATCH, columns=[source.id_column]):
                     count = batch.num_rows
+                    ids = nested.column(pa.Table.from_batches([batch]), source.id_column).combine_chunks()
                     values: list[Any] = [
-                        _ids(batch.column(0), source.id_type),
+                        _ids(ids, source.id_type),
                         pa.repeat(pa.scalar(number, pa.int32()), count),
                         pa.array(np.arange(row, row + count)),
                         pa.repeat(pa.scalar(source.planned[number]), count),
@@ -124,8 +125,7 @@ def _batches(source: IdSource, failed: list[UnreadableIdsError]) -> Iterator[pa.
 
 def _ids(values: pa.Array[Any], id_type: IdType) -> pa.Array[Any]:
     """Strings as bytes, which compare even where they are no UTF-8; integers beyond int64 as null."""
-    if isinstance(values.type, pa.DictionaryType):
-        values = pc.cast(values, values.type.value_type)
+    values = columns.decoded(values)
     if id_type == "string":
         return pc.cast(values, pa.large_binary())
     if columns.is_text(values.type):  # of a staged file: an integer's literal text

@@ -11,7 +11,7 @@ from uuid import uuid4
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from shards import columns, files, planfile, staged
+from shards import columns, files, planfile, staged, template
 from shards.errors import CorpusError, OutputError, UsageError
 from shards.fingerprint import fingerprint
 from shards.layout import Layout
@@ -103,8 +103,9 @@ def _corpus_file(path: str, size: int, mtime_ns: int, print_: str, rows: int) ->
 def _columns(layout: Layout, plan: Plan) -> list[str]:
     base = next(iter(planfile.paths(layout, plan.model_version).values()))
     spec = planfile.decode(base).spec
-    names = (spec["id_column"], spec["text_column"], spec["query_column"])
-    return list(dict.fromkeys(name for name in names if name))
+    text = spec.get("text_template")
+    texts = [spec["text_column"]] if text is None else template.parse(text).columns
+    return list(dict.fromkeys(name for name in (spec["id_column"], *texts, spec["query_column"]) if name))
 
 
 def _wanted(letters: Sequence[Letter], layout: Layout, plan: Plan, paths: Mapping[str, str]) -> _Wanted:

@@ -139,7 +139,7 @@ def _chunks(metadata: pq.FileMetaData, columns: Sequence[str]) -> Iterator[tuple
     wanted = [
         index
         for index in range(metadata.num_columns)
-        if metadata.schema.column(index).path.split(".")[0] in columns
+        if any(_within(metadata.schema.column(index).path, name) for name in columns)
     ]
     for group in range(metadata.num_row_groups):
         for index in wanted:
@@ -148,6 +148,11 @@ def _chunks(metadata: pq.FileMetaData, columns: Sequence[str]) -> Iterator[tuple
             if chunk.dictionary_page_offset is not None:
                 start = min(start, chunk.dictionary_page_offset)
             yield start, chunk.total_compressed_size
+
+
+def _within(path: str, column: str) -> bool:
+    """Whether a leaf is the column, or a part of it."""
+    return path == column or path.startswith(f"{column}.")
 
 
 def _update(digest: hashlib.blake2b, source: BinaryIO, start: int, length: int) -> None:

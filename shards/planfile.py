@@ -55,12 +55,15 @@ class PlanFile:
 
 def spec_facts(spec: CorpusSpec) -> dict[str, str]:
     """The parts of a spec that a plan is bound to. The path is not one of them: a corpus may move."""
+    # Absent where it is not set: plans that were made before there were templates stay valid.
+    template = {} if spec.text_template is None else {"text_template": spec.text_template}
     return {
         "id_column": spec.id_column,
-        "text_column": spec.text_column,
+        "text_column": "" if template else spec.text_column,
         "query_column": spec.query_column or "",
         "shard_size": str(spec.shard_size),
         "duplicates": spec.duplicates,
+        **template,
     }
 
 

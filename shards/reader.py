@@ -12,8 +12,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from shards import columns, staged
-from shards.decode import Column, read_ids, read_texts
+from shards import columns, nested, staged, template
+from shards.decode import Column, Decoded, read_ids, read_texts
 from shards.errors import CorpusChanged, CorpusError, ShardUnreadable
 from shards.fingerprint import fingerprint
 from shards.types import CorpusSpec, DocId, Failure, IdType, Shard, Stage
@@ -72,6 +72,7 @@ class Reader:
         self._spec = spec
         self._id_type = id_type
         self._columns = columns.read_columns(spec)
+        self._template = None if spec.text_template is None else template.parse(spec.text_template)
         self._open: tuple[str, str, int] | None = None
         self._stream: _Stream | None = None
         self._verified: dict[tuple[str, int, int], str] = {}
@@ -158,7 +159,7 @@ class Reader:
         spec = self._spec
         lines = table.column(staged.LINE).to_pylist() if staged.LINE in table.column_names else None
         ids = read_ids(_column(table, spec.id_column, shard, rows, lines), self._id_type)
-        texts = read_texts(_column(table, spec.text_column, shard, rows, lines))
+        texts = self._texts(table, shard, rows, lines)
         own = None
         if spec.query_column is not None:
             own = read_texts(_column(table, spec.query_column, shard, rows, lines))
@@ -177,9 +178,14 @@ class Reader:
             ],
         )
 
+    def _texts(self, table: pa.Table, shard: Shard, rows: list[int], lines: list[int] | None) -> Decoded[str]:
+        names = columns.text_columns(self._spec)
+        read = {name: read_texts(_column(table, name, shard, rows, lines)) for name in names}
+        return read[names[0]] if self._template is None else self._template.fill(read)
+
 
 def _column(table: pa.Table, name: str, shard: Shard, rows: list[int], lines: list[int] | None) -> Column:
-    return Column(name=name, values=table.column(name), file=shard.file, rows=rows, lines=lines)
+    return Column(name=name, values=nested.column(table, name), file=shard.file, rows=rows, lines=lines)
 
 
 def _record_errors(table: pa.Table, shard: Shard, rows: list[int]) -> dict[int, Failure]:

@@ -46,8 +46,13 @@ class Fields:
     """The wanted ones that some record has."""
 
 
+class FileError(Exception):
+    """A file is none of its kind: no record of it can be trusted, or none can be told from the next."""
+
+
 Parser = Callable[[Iterator[Line], Wanted, Fields], Iterator[Record]]
-"""Lines → a record for each that is not blank. Raises nothing for what a line says; errors of `lines` pass."""
+"""Lines → a record for each that is not blank. For what they say it
+raises FileError or nothing; errors of `lines` pass."""
 
 
 def bad(line: int, kind: str, what: str, texts: int, *, id: str | None = None, integer: bool = False) -> Record:

@@ -76,7 +76,8 @@ def tables(records: Iterator[Record], wanted: Wanted, facts: Facts) -> Iterator[
 
 
 def writer(path: Any, kind: pa.Schema) -> pq.ParquetWriter:
-    return pq.ParquetWriter(path, kind, compression="zstd", write_page_checksum=True, use_dictionary=[ERROR_TYPE])
+    names = [name for name in kind.names if name == ERROR_TYPE]  # little is won where every value is another
+    return pq.ParquetWriter(path, kind, compression="zstd", write_page_checksum=True, use_dictionary=names)
 
 
 def metadata(facts: Facts) -> dict[bytes, bytes]:
@@ -88,7 +89,7 @@ def id_type(file: CorpusFile, parquet: pq.ParquetFile, spec: CorpusSpec) -> IdTy
     facts = _facts(parquet)
     if facts is None:
         return columns.check(file.path, parquet.schema_arrow, spec)
-    if file.rows and facts.names:
+    if facts.names:
         for name in columns.read_columns(spec):
             if name not in facts.seen:
                 raise CorpusError(f"no column {name!r} in {file.path}; it has: {', '.join(facts.names)}")

@@ -7,16 +7,20 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from shards import columns, files, fingerprint, jsonl, lines, staged
+from shards import arrowfile, columns, files, fingerprint, jsonl, lines, separated, staged
 from shards.errors import CorpusError
 from shards.fingerprint import FingerprintCache
 from shards.formats import Kind, Source
 from shards.layout import Layout
-from shards.record import TRUNCATED, Fields, Parser, Record, Wanted, bad
+from shards.record import TRUNCATED, Fields, FileError, Parser, Record, Wanted, bad
 from shards.types import CorpusFile, CorpusSpec
 
 _THREADS = 8
-_PARSERS: dict[Kind, Parser] = {Kind.JSONL: jsonl.parse}
+_PARSERS: dict[Kind, Parser] = {
+    Kind.JSONL: jsonl.parse,
+    Kind.CSV: separated.parse_csv,
+    Kind.TSV: separated.parse_tsv,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +166,9 @@ def _described(job: Job) -> CorpusFile:
 
 
 def _write(job: Job, temp: Path, tell: lines.Tell) -> None:
+    if job.source.kind is Kind.ARROW:
+        _write_arrow(job, temp, tell)
+        return
     facts = staged.Facts()
     fields = Fields()
     with staged.writer(temp, staged.schema(job.wanted)) as writer:
@@ -171,6 +178,14 @@ def _write(job: Job, temp: Path, tell: lines.Tell) -> None:
         writer.add_key_value_metadata(staged.metadata(facts))
 
 
+def _write_arrow(job: Job, temp: Path, tell: lines.Tell) -> None:
+    tables = arrowfile.tables(job.source.path, job.wanted, tell)
+    first = next(tables)
+    with staged.writer(temp, first.schema) as writer:
+        for table in tables:
+            writer.write_table(table)
+
+
 def _records(job: Job, fields: Fields, tell: lines.Tell) -> Iterator[Record]:
     source = job.source
     parse = _PARSERS[source.kind]
@@ -178,6 +193,8 @@ def _records(job: Job, fields: Fields, tell: lines.Tell) -> Iterator[Record]:
         yield from parse(lines.split(lines.read(source.path, source.compression, tell)), job.wanted, fields)
     except lines.EndsEarlyError as error:
         yield bad(error.line, TRUNCATED, str(error), len(job.wanted.texts))
+    except FileError as error:
+        raise CorpusError(f"cannot read {source.path}: {error}") from None
 
 
 def _check_unchanged(job: Job) -> None:

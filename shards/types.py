@@ -41,6 +41,8 @@ class CorpusSpec:
     duplicates: Duplicates = "fail"
     skip_unreadable: bool = False
     format: Format = "auto"
+    text_template: str | None = None
+    """Makes the text of several columns; then there is no `text_column`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
