@@ -181,7 +181,11 @@ class Reader:
     def _texts(self, table: pa.Table, shard: Shard, rows: list[int], lines: list[int] | None) -> Decoded[str]:
         names = columns.text_columns(self._spec)
         read = {name: read_texts(_column(table, name, shard, rows, lines)) for name in names}
-        return read[names[0]] if self._template is None else self._template.fill(read)
+        if self._template is None:
+            return read[names[0]]
+        # Of several bad columns, the first one says why.
+        bad = {index: failure for name in reversed(names) for index, failure in read[name].bad.items()}
+        return Decoded(values=self._template.fill({name: read[name].values for name in names}), bad=bad)
 
 
 def _column(table: pa.Table, name: str, shard: Shard, rows: list[int], lines: list[int] | None) -> Column:

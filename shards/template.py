@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from string import Formatter
 
-from shards.decode import Decoded
 from shards.errors import UsageError
 
 
@@ -22,15 +21,14 @@ class Template:
         """Each once, in order."""
         return list(dict.fromkeys(column for _, column in self.before))
 
-    def fill(self, columns: Mapping[str, Decoded[str]]) -> Decoded[str]:
-        """A text for each row. A row is bad if one of its columns is; of several, the first one says why."""
-        bad = {index: failure for name in reversed(self.columns) for index, failure in columns[name].bad.items()}
+    def fill(self, columns: Mapping[str, Sequence[str]]) -> list[str]:
+        """A text for each row."""
         pieces = [text for text, _ in self.before]
-        rows = zip(*(columns[name].values for _, name in self.before), strict=True)
-        return Decoded(values=[self._text(pieces, row) for row in rows], bad=bad)
+        rows = zip(*(columns[name] for _, name in self.before), strict=True)
+        return [self._text(pieces, row) for row in rows]
 
     def _text(self, pieces: Sequence[str], row: Sequence[str]) -> str:
-        # A bad row's values may be anything, None included; nobody reads them.
+        # A row that is a failure already may have None in it; nobody reads what becomes of it.
         return "".join([f"{piece}{value}" for piece, value in zip(pieces, row, strict=True)]) + self.after
 
 
