@@ -110,9 +110,12 @@ def _describe(path: str, *, cache: FingerprintCache, names: Sequence[str], skip:
     try:
         return cache.get(path, names)
     except CorpusError as error:
+        why = str(error)
+        if not path.lower().endswith(".parquet"):
+            why += "; corpus.format says what a file is whose name does not"
         if not skip:
-            raise
-        return fingerprint.unreadable(path, str(error))
+            raise CorpusError(why) from error
+        return fingerprint.unreadable(path, why)
 
 
 def _without_copies(

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shards import columns, nested
+from shards import columns, nested, staged
 from shards.errors import CorpusError
 from shards.types import CorpusFile, Duplicates, IdType
 
@@ -158,5 +158,5 @@ def _refuse(connection: duckdb.DuckDBPyConnection, source: IdSource) -> None:
 
 def _clash(source: IdSource, doc_id: Any, at: Sequence[dict[str, int]]) -> str:
     shown = doc_id.decode(errors="backslashreplace") if isinstance(doc_id, bytes) else doc_id
-    places = " and ".join(f"{source.files[place['file']].path}:{place['row']}" for place in at)
+    places = " and ".join(staged.place(source.files[place["file"]], place["row"]) for place in at)
     return f"{shown!r} at {places}"

@@ -53,10 +53,10 @@ def source(path: str, wanted: Format = "auto") -> Source:
     that cannot be read."""
     name, packed = _unpacked(path)
     kind = _KINDS.get(name.suffix.lower(), Kind.PARQUET) if wanted == "auto" else Kind(wanted)
-    if kind not in _TEXT:
-        return Source(path=path, kind=kind if not packed or wanted != "auto" else Kind.PARQUET)
     if packed in _UNKNOWN:
-        raise CorpusError(f"cannot read {path}: {packed} is no compression that is known here (.gz and .zst are)")
+        raise CorpusError(f"cannot read {path}: {packed} cannot be unpacked here (.gz and .zst can)")
+    if packed and kind not in _TEXT:
+        raise CorpusError(f"cannot read {path}: only JSON Lines, CSV and TSV (see corpus.format) may be {packed}")
     return Source(path=path, kind=kind, compression=_COMPRESSIONS.get(packed, ""))
 
 
@@ -65,9 +65,8 @@ def belongs(path: Path, wanted: Format) -> bool:
 
     With a compression that cannot be read it belongs, too, and is an error: part of a corpus is not left out.
     """
-    name, packed = _unpacked(path)
-    kind = _KINDS.get(name.suffix.lower())
-    return kind is not None and (not packed or kind in _TEXT) and wanted in ("auto", kind)
+    kind = _KINDS.get(_unpacked(path)[0].suffix.lower())
+    return kind is not None and wanted in ("auto", kind)
 
 
 def _unpacked(path: str | Path) -> tuple[Path, str]:

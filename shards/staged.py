@@ -103,6 +103,23 @@ def id_type(file: CorpusFile, parquet: pq.ParquetFile, spec: CorpusSpec) -> IdTy
     return "string" if facts.strings else None
 
 
+def place(file: CorpusFile, row: int) -> str:
+    """Where a person finds a row: `path:row`, counted from 0, or the line of a file of lines."""
+    if file.staged is not None:
+        with columns.open_file(file.staged) as parquet:
+            if LINE in parquet.schema_arrow.names:
+                return f"{file.path}, line {_line(parquet, row)}"
+    return f"{file.path}:{row}"
+
+
+def _line(parquet: pq.ParquetFile, row: int) -> int:
+    group = 0
+    while row >= parquet.metadata.row_group(group).num_rows:
+        row -= parquet.metadata.row_group(group).num_rows
+        group += 1
+    return int(parquet.read_row_group(group, columns=[LINE]).column(0)[row].as_py())
+
+
 def _facts(parquet: pq.ParquetFile) -> Facts | None:
     value = (parquet.metadata.metadata or {}).get(_KEY)
     return None if value is None else Facts(**json.loads(value))
