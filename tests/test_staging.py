@@ -1,4 +1,4 @@
-"""Corpora that are not Parquet, from the directory to the plan and the reader: what is staged, and what is refused."""
+"""Corpora that are not Parquet, from the directory to the reader: what is staged, and what is refused."""
 
 from __future__ import annotations
 
@@ -103,9 +103,9 @@ def test_plan_mixed_formats_are_one_corpus(output: Output) -> None:
     write(output, "c.csv", 'doc_id,text\nc,"text\nof c"\n')
     write(output, "d.tsv.gz", "text\tdoc_id\ntext of d\td\n")
     table = pa.table({"doc_id": ["e"], "text": pa.array(["text of e"]).dictionary_encode()})
-    with pa.OSFile(str(output.root / "corpus" / "e.feather"), "wb") as file:
-        with pa.ipc.new_file(file, table.schema) as writer:
-            writer.write_table(table)
+    path = str(output.root / "corpus" / "e.feather")
+    with pa.OSFile(path, "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
     assert read(output) == ({name: f"text{' ' if name != 'c' else chr(10)}of {name}" for name in "abcde"}, [])
 
 
