@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 from shards import columns, duplicates, fingerprint, formats, planfile, staged, staging
 from shards.corpus import list_files
@@ -37,7 +38,11 @@ def survey(layout: Layout, spec: CorpusSpec, how: Staging) -> tuple[CorpusFile, 
     cache = FingerprintCache(layout.fingerprints)
     names = columns.read_columns(spec)
     look = partial(_describe, cache=cache, names=names, skip=spec.skip_unreadable)
-    sources = [formats.source(path, spec.format) for path in list_files(spec.path, spec.format)]
+    # An output may lie in its corpus' directory; what it holds is no document.
+    paths = [path for path in list_files(spec.path, spec.format) if not Path(path).is_relative_to(layout.root)]
+    if not paths:
+        raise CorpusError(f"no corpus file: {spec.path}")
+    sources = [formats.source(path, spec.format) for path in paths]
     with ThreadPoolExecutor(_THREADS) as pool:
         found = list(pool.map(look, [item.path for item in sources if item.kind is Kind.PARQUET]))
     others = [item for item in sources if item.kind is not Kind.PARQUET]

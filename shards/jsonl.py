@@ -8,7 +8,7 @@ from typing import Any
 
 from shards import nested
 from shards.lines import LIMIT, Line
-from shards.record import MALFORMED, NULL, TOO_LARGE, Fields, Record, Wanted, bad
+from shards.record import MALFORMED, NULL, TOO_LARGE, Fields, Record, Wanted, bad, printable
 
 _BLANK = b" \t\r"
 
@@ -89,7 +89,7 @@ def _object(line: bytes) -> dict[str, Any]:
 
 def _note(value: dict[str, Any], wanted: Wanted, fields: Fields) -> None:
     if not fields.names:
-        fields.names = list(value)
+        fields.names = [printable(name) for name in value]
     if len(fields.seen) <= len(wanted.texts):
         names = (wanted.id, *wanted.texts)
         fields.seen.update(name for name in names if nested.value(value, name) is not nested.MISSING)

@@ -11,6 +11,7 @@ MALFORMED = "MalformedRecord"
 TRUNCATED = "TruncatedFile"
 TOO_LARGE = "RecordTooLarge"
 NULL = "NullValue"
+_WHAT = 1000  # characters: the keys of an object, say, are as many as somebody likes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +58,7 @@ raises FileError or nothing; errors of `lines` pass."""
 
 def bad(line: int, kind: str, what: str, texts: int, *, id: str | None = None, integer: bool = False) -> Record:
     """A record that is no document. `texts`: how many columns of text it lacks."""
-    return Record(line, id, integer, (None,) * texts, (kind, printable(what)))
+    return Record(line, id, integer, (None,) * texts, (kind, printable(what[:_WHAT])))
 
 
 def printable(text: str) -> str:

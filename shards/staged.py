@@ -67,7 +67,7 @@ def tables(records: Iterator[Record], wanted: Wanted, facts: Facts) -> Iterator[
     for record in records:
         facts.count(record)
         batch.append(record)
-        size += sum(len(text) for text in record.texts if text is not None)
+        size += sum(len(text) for text in (record.id, *record.texts) if text is not None)
         if len(batch) == _ROWS or size > _BYTES:
             yield _table(batch, wanted)
             batch, size = [], 0

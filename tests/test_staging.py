@@ -6,11 +6,15 @@ import gzip
 import json
 import os
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -28,6 +32,7 @@ from shards.staged import LINE
 from shards.staging import Job, Progress, Result, Staging
 from shards.types import CorpusSpec, Failure, Plan
 from tests.outputs import Output, write_corpus
+from tests.projects import REPO, wait_until
 
 
 class Counting:
@@ -123,6 +128,13 @@ def test_plan_file_whose_name_says_nothing_needs_the_format(output: Output) -> N
         assert output.plan
     output.spec = replace(output.spec, format="jsonl")
     assert list(read(output)[0]) == ["a"]
+
+
+def test_plan_output_inside_the_corpus_directory_is_no_part_of_it(tmp_path: Path) -> None:
+    output = make(tmp_path, path=str(tmp_path))
+    write(output, "a.jsonl", docs("a"))
+    assert output.plan.docs == 1
+    assert output.make_plan()[1].kind == "unchanged"
 
 
 # -- what becomes of a record --------------------------------------------------------------------
@@ -507,3 +519,28 @@ def test_export_of_staged_documents_has_what_was_read_and_the_line(output: Outpu
     assert table.column(LINE).to_pylist() == [1, 3]
     assert set(table.column("file").to_pylist()) == {str(path)}
     assert "rescore.error" not in table.column_names
+
+
+def test_staging_processes_end_with_a_killed_driver(tmp_path: Path) -> None:
+    program = (
+        "import os, signal, sys\n"
+        "from jobs.staging import in_processes\n"
+        "from shards.formats import source\n"
+        "from shards.record import Wanted\n"
+        "from shards.staging import Job\n"
+        "if __name__ == '__main__':\n"
+        "    job = Job(source=source(sys.argv[1]), size=0, mtime_ns=0, target=sys.argv[1] + '.x',\n"
+        "              wanted=Wanted(id='doc_id', texts=()))\n"
+        "    found = in_processes([job, job], lambda read: None, processes=1)\n"
+        "    next(found)\n"
+        "    import multiprocessing\n"
+        "    print(multiprocessing.active_children()[0].pid, flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    (tmp_path / "a.jsonl").write_text("")
+    (tmp_path / "main.py").write_text(program)
+    command = [sys.executable, str(tmp_path / "main.py"), str(tmp_path / "a.jsonl")]
+    env = {**os.environ, "PYTHONPATH": str(REPO)}
+    killed = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    wait_until(lambda: not psutil.pid_exists(int(killed.stdout)), timeout_s=10)
