@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import os
 import shutil
@@ -18,7 +19,9 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from rich.console import Console
 
+from jobs.progress import Reporter
 from jobs.staging import in_processes
 from shards import planfile, sealed, staging
 from shards.corpus import Reader, list_files
@@ -473,6 +476,18 @@ def test_staging_progress_counts_files_and_bytes(output: Output) -> None:
     assert heard[0] == Progress(files=0, of_files=2, bytes=0, of_bytes=sum(sizes))
     assert heard[-1] == Progress(files=2, of_files=2, bytes=sum(sizes), of_bytes=sum(sizes))
     assert [item.bytes for item in heard] == sorted(item.bytes for item in heard)
+
+
+def test_staging_reporter_says_the_first_and_the_last_and_no_flood_between() -> None:
+    shown = io.StringIO()
+    reporter = Reporter(Console(file=shown, width=200))
+    for files in range(4):
+        for more in (0, 5):
+            read = min(files * 10**9 + more, 3 * 10**9)
+            reporter.staging(Progress(files=files, of_files=3, bytes=read, of_bytes=3 * 10**9))
+    lines = shown.getvalue().splitlines()
+    assert lines[0] == "Staging: 0 of 3 files, 0 B of 3.0 GB."
+    assert set(lines[1:]) == {"Staging: 3 of 3 files, 3.0 GB of 3.0 GB."}
 
 
 def test_staging_in_processes_gives_the_same_files_and_the_errors(output: Output) -> None:
