@@ -15,10 +15,11 @@ from shards.record import Wanted
 
 _MAGIC = b"ARROW1"
 _ROWS = 10_000
+_BYTES = 32 << 20
 
 
 def tables(path: str, wanted: Wanted, tell: Tell) -> Iterator[pa.Table]:
-    """The wanted columns, at most 10,000 rows at a time; at least one table, which may be empty.
+    """The wanted columns, at most 10,000 rows or 32 MiB at a time; at least one table, which may be empty.
 
     They keep their types, a dictionary's values aside. Raises CorpusError for a file that is damaged or not
     whole, and for one without such a column.
@@ -31,8 +32,9 @@ def tables(path: str, wanted: Wanted, tell: Tell) -> Iterator[pa.Table]:
             yield kept.empty_table()
             for batch in batches:
                 tell(at())
-                for start in range(0, batch.num_rows, _ROWS):
-                    table = pa.Table.from_batches([batch.slice(start, _ROWS)])
+                step = max(1, min(_ROWS, _BYTES * batch.num_rows // max(1, batch.nbytes)))
+                for start in range(0, batch.num_rows, step):
+                    table = pa.Table.from_batches([batch.slice(start, step)])
                     values = [columns.decoded(nested.column(table, name)) for name in names]
                     yield pa.Table.from_arrays(values, schema=kept)
     except (pa.ArrowException, OSError) as error:

@@ -52,9 +52,9 @@ def unreadable(path: str, why: str) -> CorpusFile:
     return replace(_whole(path, b"unreadable"), unreadable=why)
 
 
-def whole(path: str, options: Sequence[str]) -> CorpusFile:
-    """Describe a file by all its bytes and by what decides how they are read. Raises CorpusError."""
-    return _whole(path, json.dumps(list(options)).encode())
+def read_as(file: CorpusFile, options: Sequence[str]) -> str:
+    """The fingerprint of a file that is known by all its bytes, with what decides how they are read."""
+    return hashlib.blake2b(json.dumps([file.fingerprint, *options]).encode(), digest_size=16).hexdigest()
 
 
 def _whole(path: str, salt: bytes) -> CorpusFile:
@@ -84,13 +84,13 @@ class FingerprintCache:
 
     def get(self, path: str, columns: Sequence[str]) -> CorpusFile:
         """As `fingerprint`, read only if the file is not known. Raises CorpusError."""
-        return self._get(path, list(columns), fingerprint)
+        return self._get(path, list(columns), lambda: fingerprint(path, columns))
 
-    def get_whole(self, path: str, options: Sequence[str]) -> CorpusFile:
-        """As `whole`, read only if the file is not known; `rows` are not counted. Raises CorpusError."""
-        return self._get(path, ["whole", *options], lambda path, how: whole(path, how[1:]))
+    def get_whole(self, path: str) -> CorpusFile:
+        """Describe a file by all its bytes, read only if it is not known. Raises CorpusError."""
+        return self._get(path, "whole", lambda: _whole(path, b""))
 
-    def _get(self, path: str, how: list[str], compute: Callable[[str, list[str]], CorpusFile]) -> CorpusFile:
+    def _get(self, path: str, how: object, compute: Callable[[], CorpusFile]) -> CorpusFile:
         try:
             stat = Path(path).stat()
         except OSError as error:
@@ -103,7 +103,7 @@ class FingerprintCache:
             return CorpusFile(
                 path=path, size=stat.st_size, mtime_ns=stat.st_mtime_ns, fingerprint=print_, rows=rows
             )
-        found = compute(path, how)
+        found = compute()
         with self._lock:
             self._known[json.dumps([path, found.size, found.mtime_ns, how])] = (found.fingerprint, found.rows)
         return found

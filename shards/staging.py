@@ -114,13 +114,13 @@ def stage(job: Job, tell: lines.Tell) -> Result:
 
 
 def _job(layout: Layout, source: Source, wanted: Wanted, cache: FingerprintCache) -> Job:
+    file = cache.get_whole(source.path)
     options = [str(staged.FORMAT), source.kind, source.compression, wanted.id, *wanted.texts]
-    file = cache.get_whole(source.path, options)
     return Job(
         source=source,
         size=file.size,
         mtime_ns=file.mtime_ns,
-        target=layout.stand_in(file.fingerprint),
+        target=layout.stand_in(fingerprint.read_as(file, options)),
         wanted=wanted,
     )
 
@@ -198,6 +198,9 @@ def _records(job: Job, fields: Fields, tell: lines.Tell) -> Iterator[Record]:
 
 
 def _check_unchanged(job: Job) -> None:
-    stat = Path(job.source.path).stat()
+    try:
+        stat = Path(job.source.path).stat()
+    except OSError as error:
+        raise CorpusError(f"cannot read {job.source.path}: {error.strerror}") from error
     if (stat.st_size, stat.st_mtime_ns) != (job.size, job.mtime_ns):
         raise CorpusError(f"{job.source.path} changed while it was being read; run again when it is complete")
