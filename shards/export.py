@@ -21,7 +21,7 @@ from shards.reader import offsets
 from shards.redrive import select
 from shards.snapshot import open_private
 from shards.status import choose
-from shards.types import CorpusFile, Plan, Shard, ShardKey
+from shards.types import CorpusFile, IdType, Plan, Shard, ShardKey
 
 _BATCH = 1000
 _ABOUT: tuple[tuple[str, pa.DataType], ...] = (
@@ -61,6 +61,12 @@ class _Wanted:
     left_out: list[str] = field(default_factory=list)
     staged: dict[str, str] = field(default_factory=dict)
     """What stands in for a file that is not Parquet."""
+    id_column: str
+    id_type: IdType
+
+    def original(self, path: str, table: pa.Table) -> pa.Table:
+        """Rows of a corpus file, as that file has them."""
+        return staged.original(table, self.id_column, self.id_type) if path in self.staged else table
 
 
 def export(
@@ -81,8 +87,9 @@ def export(
         known = {str(row[0]): _corpus_file(*row) for row in connection.execute(_FILES, key).fetchall()}
     assert letters is not None
     chosen = select(letters, where, plan)
-    wanted = _wanted(chosen, layout, plan, paths)
-    readable = _readable(wanted, known, _columns(layout, plan))
+    read = _columns(layout, plan)
+    wanted = _wanted(chosen, layout, plan, paths, id_column=read[0])
+    readable = _readable(wanted, known, read)
     docs = _write(path, readable, wanted, force=force) if readable else 0
     return Exported(letters=len(chosen), docs=docs, left_out=tuple(wanted.left_out))
 
@@ -108,10 +115,12 @@ def _columns(layout: Layout, plan: Plan) -> list[str]:
     return list(dict.fromkeys(name for name in (spec["id_column"], *texts, spec["query_column"]) if name))
 
 
-def _wanted(letters: Sequence[Letter], layout: Layout, plan: Plan, paths: Mapping[str, str]) -> _Wanted:
+def _wanted(
+    letters: Sequence[Letter], layout: Layout, plan: Plan, paths: Mapping[str, str], *, id_column: str
+) -> _Wanted:
     later = shards_of(plan, read_orders(layout, plan.model_version))
     shards: dict[ShardKey, Shard] = {shard.key: shard for shard in (*plan.shards, *later)}
-    wanted = _Wanted()
+    wanted = _Wanted(id_column=id_column, id_type=plan.id_type)
     for letter in letters:
         shard = shards[letter["shard_id"], letter["generation"]]
         file = paths.get(shard.shard_id, shard.file)
@@ -157,7 +166,9 @@ def _check_unchanged(path: str, planned: CorpusFile | None, read: Sequence[str])
 
 
 def _write(path: Path, readable: Sequence[tuple[str, pq.ParquetFile]], wanted: _Wanted, *, force: bool) -> int:
-    corpus = _corpus_schema([file.schema_arrow for _, file in readable])
+    corpus = _corpus_schema(
+        [wanted.original(name, file.schema_arrow.empty_table()).schema for name, file in readable]
+    )
     names = [name if name not in corpus.names else f"dead_letter_{name}" for name, _ in _ABOUT]
     schema = pa.schema([*corpus, *(pa.field(name, kind) for name, (_, kind) in zip(names, _ABOUT, strict=True))])
     temp = path.with_name(f".tmp-{uuid4().hex}")
@@ -183,7 +194,6 @@ def _corpus_schema(schemas: Sequence[pa.Schema]) -> pa.Schema:
             [
                 pa.field(item.name, item.type.value_type if pa.types.is_dictionary(item.type) else item.type)
                 for item in schema
-                if item.name not in (staged.ERROR, staged.ERROR_TYPE)  # the letter has them
             ]
         )
         for schema in schemas
@@ -211,7 +221,7 @@ def _documents(
                     mine = [row for row in range(at, at + batch.num_rows) if row in rows]
                     if mine:
                         table = pa.Table.from_batches([batch]).take([row - at for row in mine])
-                        yield table, [(row, rows[row]) for row in mine]
+                        yield wanted.original(path, table), [(row, rows[row]) for row in mine]
                         left.difference_update(mine)
                     at += batch.num_rows
             except (pa.ArrowException, OSError) as error:

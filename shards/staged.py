@@ -103,6 +103,16 @@ def id_type(file: CorpusFile, parquet: pq.ParquetFile, spec: CorpusSpec) -> IdTy
     return "string" if facts.strings else None
 
 
+def original(table: pa.Table, id_column: str, kind: IdType) -> pa.Table:
+    """The rows as the file had them: integer ids are integers (beyond int64: null), and without the errors."""
+    table = table.drop_columns([name for name in (ERROR_TYPE, ERROR) if name in table.column_names])
+    ids = table.column(id_column)
+    if kind == "int64" and columns.is_text(ids.type):
+        at = table.column_names.index(id_column)
+        table = table.set_column(at, id_column, columns.integers(ids.combine_chunks()))
+    return table
+
+
 def place(file: CorpusFile, row: int) -> str:
     """Where a person finds a row: `path:row`, counted from 0, or the line of a file of lines."""
     if file.staged is not None:

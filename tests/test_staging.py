@@ -536,6 +536,14 @@ def test_export_of_staged_documents_has_what_was_read_and_the_line(output: Outpu
     assert "rescore.error" not in table.column_names
 
 
+def test_export_of_staged_integer_ids_has_integers_beside_those_of_parquet(output: Output) -> None:
+    write_corpus(output.root / "corpus" / "a.parquet", [1, 2], text=["a", "b"])
+    write(output, "b.jsonl", docs(3, 2**64, 5))
+    output.score_all(dead=[0])
+    export(output.layout, output.root / "bad.parquet")
+    assert pq.read_table(output.root / "bad.parquet").column("doc_id").to_pylist() == [1, 3, None]
+
+
 def test_staging_processes_end_with_a_killed_driver(tmp_path: Path) -> None:
     program = (
         "import os, signal, sys\n"
