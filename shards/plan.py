@@ -20,6 +20,8 @@ _BRIEF = 40
 _DIGEST = re.compile(r"[0-9a-f]{32,}")
 _ABSENT = {"attention": "auto"}
 """What a component means that is not there, where it is not "none"."""
+_TEXTS = {"query", "text_template"}
+"""Components that may hold any text at all, newlines included."""
 _EPOCH = 0  # a changed corpus will build the next one; until then it is refused
 
 
@@ -52,16 +54,16 @@ class Difference:
         return self._brief(self.old)
 
     def _brief(self, value: str | None) -> str:
-        if value is None or (value in ("", "None") and self.name != "query"):
+        if value is None or (value in ("", "None") and self.name not in _TEXTS):
             return _ABSENT.get(self.name, "none")
-        if self.name != "query" and _DIGEST.fullmatch(value):
+        if self.name not in _TEXTS and _DIGEST.fullmatch(value):
             return f"{value[:12]}…"
         pairs = enumerate(zip(self.old or "", self.new or "", strict=False))
         same = next((at for at, (a, b) in pairs if a != b), min(len(self.old or ""), len(self.new or "")))
         start = same - _BRIEF // 2 if same > _BRIEF else 0  # of long texts, the stretch where they begin to differ
         end = start + _BRIEF
         text = ("…" if start else "") + value[start:end] + ("…" if len(value) > end else "")
-        return json.dumps(text, ensure_ascii=False) if self.name == "query" else text  # to see a blank too much
+        return json.dumps(text, ensure_ascii=False) if self.name in _TEXTS else text  # to see a blank too much
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,4 +62,4 @@ def test_run_second_model_version_uses_what_is_staged(project: Project) -> None:
     project.config["corpus"]["text_template"] = "{body}"
     refused = project.run()
     assert refused.returncode == 2
-    assert "text_template: {title}: {body} → {body}" in refused.stderr
+    assert 'text_template: "{title}: {body}" → "{body}"' in refused.stderr
