@@ -111,9 +111,10 @@ def _id(value: dict[str, Any], column: str) -> tuple[str, bool]:
 def _text(value: dict[str, Any], column: str, escaped: bool) -> str | None:
     found = nested.value(value, column)
     if type(found) is str:
+        text: str = found
         if escaped:
-            _whole(found, column)
-        return found
+            _whole(text, column)
+        return text
     if found is None:
         return None
     raise _wrong(value, column, found, "a string is needed")

@@ -87,7 +87,7 @@ def test_split_line_beyond_the_limit_is_left_out_and_the_next_one_is_not(size: i
 
 @pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
 def test_read_whole_file_is_unpacked_and_progress_is_told(tmp_path: Path, suffix: str) -> None:
-    data = random.Random(1).randbytes(3 << 20)
+    data = random.Random(1).randbytes(3 << 19)
     path = packed(tmp_path / f"a.jsonl{suffix}", data)
     told: list[int] = []
     assert b"".join(lines.read(str(path), source(str(path)).compression, told.append)) == data
@@ -122,7 +122,7 @@ def test_read_concatenated_streams_are_one_file(tmp_path: Path) -> None:
         assert b"".join(lines.read(str(path), compression, ignore)) == b"one\none\n"  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("left", [11, 60_000, 300_000, -1])
+@pytest.mark.parametrize("left", [11, 60_000, 200_000, -1])
 def test_read_gzip_that_ends_early_keeps_every_byte_before(tmp_path: Path, left: int) -> None:
     path = packed(tmp_path / "a.gz", random.Random(1).randbytes(200_000).hex().encode())
     data = path.read_bytes()[:left]
@@ -142,14 +142,13 @@ def test_read_zstd_that_ends_early_keeps_the_blocks_before(tmp_path: Path) -> No
         assert len(kept) > left * 2 - (160 << 10)  # a block is 128 KiB, and two characters are a byte
 
 
-@pytest.mark.parametrize(("name", "compression"), [("a.gz", "gzip"), ("a.zst", "zstd")])
+@pytest.mark.parametrize(("name", "compression", "at"), [("a.gz", "gzip", 200), ("a.zst", "zstd", 0)])
 def test_read_damaged_or_empty_compressed_file_is_an_error_that_names_it(
-    tmp_path: Path, name: str, compression: Any
+    tmp_path: Path, name: str, compression: Any, at: int
 ) -> None:
     path = packed(tmp_path / name, random.Random(1).randbytes(1000).hex().encode() * 50)
     data = bytearray(path.read_bytes())
-    for at in range(200, 260):
-        data[at] ^= 0x55
+    data[at] ^= 0x55  # of zstd the magic number: its frames need not carry a checksum
     for content in (bytes(data), b"", path.read_bytes() + b"and more"):
         path.write_bytes(content)
         with pytest.raises(CorpusError, match=rf"cannot read .*{name}") as error:
