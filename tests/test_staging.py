@@ -31,7 +31,7 @@ from shards.formats import source
 from shards.lines import Tell
 from shards.plan import read_plan
 from shards.record import Wanted
-from shards.staged import LINE
+from shards.staged import LINE, place
 from shards.staging import Job, Progress, Result, Staging
 from shards.types import CorpusSpec, Failure, Plan
 from tests.outputs import Output, write_corpus
@@ -178,7 +178,8 @@ def test_reader_truncated_gzip_keeps_what_came_before_and_one_failure_says_so(ou
 
 def test_reader_integer_ids_are_exact_and_beyond_int64_one_failure(output: Output) -> None:
     ids = [2**53 + 1, -(2**63), 2**63 - 1]
-    write(output, "a.jsonl", docs(*ids, 2**63, 10**4000))
+    data = "".join(json.dumps(record) + "\n" for record in docs(*ids, 2**63))
+    write(output, "a.jsonl", data + '{"doc_id": 1' + "0" * 5000 + ', "text": "x"}')
     texts, failures = read(output)
     assert output.plan.id_type == "int64"
     assert list(texts) == ids
@@ -196,6 +197,7 @@ def test_staged_batches_are_bounded_and_rows_keep_their_lines(output: Output) ->
     metadata = pq.read_metadata(file.staged)
     assert [metadata.row_group(at).num_rows for at in range(3)] == [10_000, 10_000, 5_000]
     assert pq.read_table(file.staged).column(LINE).to_pylist() == list(range(2, 25_002))
+    assert place(file, 24_999) == f"{file.path}, line 25001"
 
 
 def test_staged_batches_are_bounded_in_bytes(output: Output) -> None:
