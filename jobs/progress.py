@@ -153,7 +153,7 @@ def _size(count: int) -> str:
     size = float(count)
     for unit in ("B", "kB", "MB"):
         if size < 1000:
-            return f"{size:.3g} {unit}"
+            return f"{size:,.0f} {unit}"
         size /= 1000
     return f"{size:,.1f} GB"
 
