@@ -46,7 +46,7 @@ def _open(path: str, names: list[str]) -> Iterator[tuple[pa.Schema, Iterator[pa.
     # Mapped, because a batch may be the whole file.
     with pa.memory_map(path, "r") as file:
         is_file = file.read(len(_MAGIC)) == _MAGIC
-        open_ = pa.ipc.open_file if is_file else pa.ipc.open_stream
+        open_: Any = pa.ipc.open_file if is_file else pa.ipc.open_stream
         file.seek(0)
         schema = open_(file).schema
         file.seek(0)

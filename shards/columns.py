@@ -89,7 +89,7 @@ def plain(kind: Any) -> Any:
     return kind.value_type if isinstance(kind, pa.DictionaryType) else kind
 
 
-def decoded(values: pa.ChunkedArray[Any]) -> pa.ChunkedArray[Any]:
+def decoded(values: Any) -> Any:
     """The values themselves, where they stand in a dictionary."""
     return pc.cast(values, plain(values.type)) if isinstance(values.type, pa.DictionaryType) else values
 

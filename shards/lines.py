@@ -111,7 +111,7 @@ def _zstd(path: str, tell: Tell) -> Iterator[bytes]:
     except OSError as error:
         if not _truncated(error):
             raise
-        yield from _zstd_rest(path, given)
+        yield _zstd_rest(path, given)
         raise EndsEarlyError from None
 
 
@@ -122,17 +122,19 @@ def _zstd_pieces(path: str, tell: Tell) -> Iterator[bytes]:
             yield piece
 
 
-def _zstd_rest(path: str, given: int) -> Iterator[bytes]:
+def _zstd_rest(path: str, given: int) -> bytes:
     """What a truncated stream still has after `given` bytes: Arrow drops the piece in which it ends."""
     with pa.OSFile(path, "rb") as raw, pa.CompressedInputStream(raw, "zstd") as file:
         while given:
             given -= len(file.read(min(given, _PIECE)))
+        rest = bytearray()
         try:
             while byte := file.read(1):
-                yield byte
+                rest += byte
         except OSError as error:
             if not _truncated(error):
                 raise
+    return bytes(rest)
 
 
 def _truncated(error: Any) -> bool:

@@ -50,4 +50,5 @@ def column(table: pa.Table, name: str) -> pa.ChunkedArray[Any]:
     if name in table.column_names:
         return table.column(name)
     first, *rest = name.split(".")
-    return pc.struct_field(table.column(first), rest)
+    found: pa.ChunkedArray[Any] = pc.struct_field(table.column(first), rest)
+    return found

@@ -157,7 +157,9 @@ class Reader:
             table = table.take(at)
         rows = (at + shard.first_row).tolist()
         spec = self._spec
-        lines = table.column(staged.LINE).to_pylist() if staged.LINE in table.column_names else None
+        lines: list[Any] | None = (
+            table.column(staged.LINE).to_pylist() if staged.LINE in table.column_names else None
+        )
         ids = read_ids(_column(table, spec.id_column, shard, rows, lines), self._id_type)
         texts = self._texts(table, shard, rows, lines)
         own = None

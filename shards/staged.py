@@ -26,7 +26,7 @@ LINE = "rescore.line"
 ERROR_TYPE = "rescore.error_type"
 ERROR = "rescore.error"
 ABOUT = (LINE, ERROR_TYPE, ERROR)
-_KEY = b"rescore"
+_KEY = "rescore"
 _ROWS = 10_000
 _BYTES = 32 << 20
 
@@ -56,7 +56,7 @@ class Facts:
 
 def schema(wanted: Wanted) -> pa.Schema:
     texts = [name for name in wanted.texts if name != wanted.id]
-    fields = [pa.field(name, pa.string()) for name in (wanted.id, *texts, ERROR_TYPE, ERROR)]
+    fields: list[Any] = [pa.field(name, pa.string()) for name in (wanted.id, *texts, ERROR_TYPE, ERROR)]
     return pa.schema([*fields, pa.field(LINE, pa.int64())])
 
 
@@ -76,12 +76,12 @@ def tables(records: Iterator[Record], wanted: Wanted, facts: Facts) -> Iterator[
 
 
 def writer(path: Any, kind: pa.Schema) -> pq.ParquetWriter:
-    names = [name for name in kind.names if name == ERROR_TYPE]  # little is won where every value is another
+    names: Any = [name for name in kind.names if name == ERROR_TYPE]  # little is won where every value is another
     return pq.ParquetWriter(path, kind, compression="zstd", write_page_checksum=True, use_dictionary=names)
 
 
-def metadata(facts: Facts) -> dict[bytes, bytes]:
-    return {_KEY: json.dumps(asdict(facts)).encode()}
+def metadata(facts: Facts) -> dict[str, str]:
+    return {_KEY: json.dumps(asdict(facts))}
 
 
 def id_type(file: CorpusFile, parquet: pq.ParquetFile, spec: CorpusSpec) -> IdType | None:
@@ -131,7 +131,7 @@ def _line(parquet: pq.ParquetFile, row: int) -> int:
 
 
 def _facts(parquet: pq.ParquetFile) -> Facts | None:
-    value = (parquet.metadata.metadata or {}).get(_KEY)
+    value = (parquet.metadata.metadata or {}).get(_KEY.encode())
     return None if value is None else Facts(**json.loads(value))
 
 
