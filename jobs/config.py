@@ -10,7 +10,9 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from shards import template
 from shards.errors import UsageError
+from shards.formats import Format
 
 
 class ConfigError(UsageError):
@@ -36,9 +38,16 @@ ExceptionName = Annotated[str, AfterValidator(_class_name)]
 class Corpus(_Section):
     """What is scored, and against which query. Exactly one of the three query keys is set."""
 
-    path: str = Field(description="Parquet file, directory or glob.")
+    path: str = Field(description="File, directory or glob: Parquet, JSON Lines, CSV, TSV or Arrow.")
+    format: Format = Field(
+        default="auto", description="parquet, jsonl, csv, tsv or arrow; auto: by each file's extension."
+    )
     id_column: str = Field(default="doc_id", description="Column of document ids: integers or strings.")
     text_column: str = Field(default="text", description="Column of document texts.")
+    text_template: str | None = Field(
+        default=None,
+        description='Makes the text of several columns instead: `"{title}\\n{body}"`; a brace is written twice.',
+    )
     query: str | None = Field(default=None, description="One query for every document.")
     query_column: str | None = Field(default=None, description="Column with each document's own query.")
     queries: str | None = Field(
@@ -55,6 +64,22 @@ class Corpus(_Section):
     skip_unreadable: bool = Field(
         default=False, description="Plan around unreadable files: each becomes one dead letter."
     )
+
+    @field_validator("text_template")
+    @classmethod
+    def _template(cls, value: str | None) -> str | None:
+        if value is not None:
+            try:
+                template.parse(value)
+            except UsageError as error:
+                raise ValueError(str(error)) from None
+        return value
+
+    @model_validator(mode="after")
+    def _one_text(self) -> Corpus:
+        if self.text_template is not None and "text_column" in self.model_fields_set:
+            raise ValueError("set text_column or text_template, not both")
+        return self
 
     @model_validator(mode="after")
     def _one_query(self) -> Corpus:

@@ -24,6 +24,7 @@ from jobs.config import Config
 from jobs.outcome import Exit, Outcome
 from jobs.progress import Reporter, View
 from jobs.scheduler import Scheduler
+from jobs.staging import staging
 from jobs.state import Stop, StopKind, WorkerView
 from jobs.store import ManifestStore
 from jobs.worker import WorkerSpec
@@ -147,7 +148,13 @@ class _Driver:
 
     def _make_plan(self, bound: binding.Bound) -> Plan:
         made, change = plan.make_plan(
-            self._layout, self._corpus, bound.binding, self._queries, now=_utc_now(), settings={}
+            self._layout,
+            self._corpus,
+            bound.binding,
+            self._queries,
+            now=_utc_now(),
+            settings={},
+            staging=staging(self._reporter),
         )
         self._reporter.planned(made, str(change))
         return made

@@ -15,6 +15,7 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from shards.manifest import Resume
+    from shards.staging import Progress as Staged
     from shards.types import Plan
 
 _LINE_S = 5.0
@@ -65,6 +66,17 @@ class Reporter:
     def note(self, text: str) -> None:
         """One line, now."""
         self._console.print(text, markup=False)
+
+    def staging(self, progress: Staged) -> None:
+        """Files that are not Parquet are being staged: the first and the last, and a line every few seconds."""
+        now = time.monotonic()
+        if progress.files < progress.of_files and now - self._lined < _LINE_S:
+            return
+        self._lined = now
+        self.note(
+            f"Staging: {progress.files:,} of {progress.of_files:,} files, "
+            f"{_size(progress.bytes)} of {_size(progress.of_bytes)}."
+        )
 
     def planned(self, plan: Plan, change: str) -> None:
         """The plan stands."""
@@ -135,6 +147,15 @@ class _Figures(ProgressColumn):
             return Text(f"starting {view.wanted} workers" if view else "starting workers")
         done = view.scored + view.dead + view.in_flight
         return Text(f"{done:,} of {view.expected:,} · {_figures(view, task.fields['rate'])}")
+
+
+def _size(count: int) -> str:
+    size = float(count)
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:,.0f} {unit}"
+        size /= 1000
+    return f"{size:,.1f} GB"
 
 
 def _line(view: View, rate: float) -> str:

@@ -19,6 +19,8 @@ def corpus(config: Config) -> CorpusSpec:
         shard_size=corpus.shard_size,
         duplicates=corpus.duplicates,
         skip_unreadable=corpus.skip_unreadable,
+        format=corpus.format,
+        text_template=corpus.text_template,
     )
 
 

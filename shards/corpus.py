@@ -7,21 +7,26 @@ from pathlib import Path
 
 from shards.errors import CorpusError
 from shards.fingerprint import FingerprintCache, fingerprint
+from shards.formats import Format, belongs
 from shards.queries import read_queries
 from shards.reader import Reader, ShardRows
 
 __all__ = ["FingerprintCache", "Reader", "ShardRows", "fingerprint", "list_files", "read_queries"]
 
 
-def list_files(path: str) -> list[str]:
-    """The Parquet files of a file, directory (recursive) or glob: absolute, sorted, each once.
+def list_files(path: str, wanted: Format = "auto") -> list[str]:
+    """The files of a file, directory (recursive) or glob: absolute, sorted, each once.
 
-    In a directory, names that begin with '.' or '_' are left out, as every reader of Parquet does.
-    Raises CorpusError if there is none.
+    A directory's are those whose extension is that of the wanted format (auto: of any format), without names
+    that begin with '.' or '_', as every reader of Parquet does. Raises CorpusError if there is none.
     """
     root = Path(path).expanduser()
     if root.is_dir():
-        found = [str(item) for item in root.rglob("*.parquet") if _visible(item, root) and item.is_file()]
+        found = [
+            str(item)
+            for item in root.rglob("*")
+            if belongs(item, wanted) and _visible(item, root) and item.is_file()
+        ]
     elif root.is_file():
         found = [str(root)]
     else:

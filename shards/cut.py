@@ -7,12 +7,15 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
-from shards import columns, duplicates, fingerprint, planfile
+from shards import columns, duplicates, fingerprint, formats, planfile, staged, staging
 from shards.corpus import list_files
 from shards.errors import CorpusError
 from shards.fingerprint import FingerprintCache
+from shards.formats import Kind
 from shards.layout import Layout
+from shards.staging import Staging
 from shards.types import CorpusFile, CorpusSpec, Duplicates, IdType, Shard
 
 _THREADS = 8
@@ -27,15 +30,25 @@ class Cut:
     duplicates: int
 
 
-def survey(layout: Layout, spec: CorpusSpec) -> tuple[CorpusFile, ...]:
-    """Every file of the corpus with its fingerprint, in corpus order. Raises CorpusError."""
+def survey(layout: Layout, spec: CorpusSpec, how: Staging) -> tuple[CorpusFile, ...]:
+    """Every file of the corpus with its fingerprint, in corpus order; what is not Parquet is staged.
+
+    Raises CorpusError.
+    """
     cache = FingerprintCache(layout.fingerprints)
     names = columns.read_columns(spec)
     look = partial(_describe, cache=cache, names=names, skip=spec.skip_unreadable)
+    # An output may lie in its corpus' directory; what it holds is no document.
+    paths = [path for path in list_files(spec.path, spec.format) if not Path(path).is_relative_to(layout.root)]
+    if not paths:
+        raise CorpusError(f"no corpus file: {spec.path}")
+    sources = [formats.source(path, spec.format) for path in paths]
     with ThreadPoolExecutor(_THREADS) as pool:
-        found = tuple(pool.map(look, list_files(spec.path)))
+        found = list(pool.map(look, [item.path for item in sources if item.kind is Kind.PARQUET]))
+    others = [item for item in sources if item.kind is not Kind.PARQUET]
+    found += staging.survey(layout, spec, others, cache, how)
     cache.save()
-    return found
+    return tuple(sorted(found, key=lambda file: file.path))
 
 
 def id_type(files: Sequence[CorpusFile], spec: CorpusSpec, known: IdType | None = None) -> IdType:
@@ -43,8 +56,8 @@ def id_type(files: Sequence[CorpusFile], spec: CorpusSpec, known: IdType | None 
     decided: tuple[IdType, str] | None = None if known is None else (known, "the plan")
     readable = [file for file in files if file.unreadable is None]
     for file in readable:
-        with columns.open_file(file.path) as parquet:
-            found = columns.check(file.path, parquet.schema_arrow, spec)
+        with columns.open_file(file.data) as parquet:
+            found = staged.id_type(file, parquet, spec)
         if found is None:
             continue
         if decided is None:
@@ -54,8 +67,9 @@ def id_type(files: Sequence[CorpusFile], spec: CorpusSpec, known: IdType | None 
                 f"column {spec.id_column!r} is {decided[0]} in {decided[1]} and {found} in {file.path};"
                 " one corpus has one type of id"
             )
-    if decided is None and readable:
-        raise CorpusError(f"column {spec.id_column!r} has only nulls in {readable[0].path}: no document has an id")
+    empty = next((file.path for file in readable if file.rows), None)
+    if decided is None and empty is not None:
+        raise CorpusError(f"column {spec.id_column!r} has only nulls in {empty}: no document has an id")
     return "string" if decided is None else decided[0]
 
 
@@ -101,9 +115,12 @@ def _describe(path: str, *, cache: FingerprintCache, names: Sequence[str], skip:
     try:
         return cache.get(path, names)
     except CorpusError as error:
+        why = str(error)
+        if not path.lower().endswith(".parquet"):
+            why += "; corpus.format says what a file is whose name does not"
         if not skip:
-            raise
-        return fingerprint.unreadable(path, str(error))
+            raise CorpusError(why) from error
+        return fingerprint.unreadable(path, why)
 
 
 def _without_copies(
@@ -153,7 +170,7 @@ def _shards(files: Sequence[CorpusFile], excluded: dict[str, list[int]], size: i
 def _file_shards(file: CorpusFile, excluded: list[int], size: int) -> list[Shard]:
     shards = []
     first = 0
-    with columns.open_file(file.path) as parquet:
+    with columns.open_file(file.data) as parquet:
         groups = [parquet.metadata.row_group(number).num_rows for number in range(parquet.num_row_groups)]
     for group, rows in enumerate(groups):
         for start in range(0, rows, size):
@@ -180,4 +197,5 @@ def _shard(file: CorpusFile, group: int, start: int, rows: int, first_row: int, 
         first_row=first_row,
         excluded=excluded,
         unreadable=file.unreadable,
+        staged=file.staged,
     )

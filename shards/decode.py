@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from shards.columns import INT64_MAX
+from shards.columns import INT64_MAX, decoded, integer
 from shards.types import DocId, Failure, IdType, Stage
 
 T = TypeVar("T")
@@ -23,6 +22,13 @@ class Column:
     values: pa.ChunkedArray[Any]
     file: str
     rows: list[int]
+    lines: list[int] | None = None
+    """Where they begin, from 1, in a file of lines."""
+
+    def place(self, index: int) -> str:
+        if self.lines is not None:
+            return f"{self.file}, line {self.lines[index]}"
+        return f"{self.file}, row {self.rows[index]}"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,7 +41,7 @@ class Decoded(Generic[T]):
 
 def read_texts(column: Column) -> Decoded[str]:
     """Strings; null and invalid UTF-8 are failures."""
-    values = _plain(column.values)
+    values = decoded(column.values)
     if values.null_count == 0:
         try:
             clean: list[Any] = values.to_pylist()
@@ -50,18 +56,17 @@ def read_ids(column: Column, id_type: IdType) -> Decoded[DocId]:
     if id_type == "string":
         texts = read_texts(column)
         return Decoded(values=list(texts.values), bad=texts.bad)
-    values: list[Any] = _plain(column.values).to_pylist()
+    values: list[Any] = decoded(column.values).to_pylist()
     bad: dict[int, Failure] = {}
     for index, value in enumerate(values):
         if value is None:
             bad[index] = _null(column, index)
-        elif value > INT64_MAX:
+            continue
+        exact = integer(value) if isinstance(value, str) else value  # a staged file has its literal text
+        if exact is None or exact > INT64_MAX:
             bad[index] = _failure(column, index, "IdOutOfRange", f"{value} is beyond int64")
+        values[index] = exact
     return Decoded(values=values, bad=bad)
-
-
-def _plain(values: pa.ChunkedArray[Any]) -> pa.ChunkedArray[Any]:
-    return pc.cast(values, values.type.value_type) if isinstance(values.type, pa.DictionaryType) else values
 
 
 def _texts_one_by_one(column: Column, values: pa.ChunkedArray[Any]) -> Decoded[str]:
@@ -91,10 +96,9 @@ def _invalid(column: Column, index: int, error: UnicodeDecodeError) -> Failure:
 
 
 def _failure(column: Column, index: int, kind: str, what: str, trace: str = "") -> Failure:
-    row = column.rows[index]
-    message = f"column {column.name!r}: {what} ({column.file}, row {row})"
+    message = f"column {column.name!r}: {what} ({column.place(index)})"
     return Failure(
-        row=row,
+        row=column.rows[index],
         doc_id=None,
         stage=Stage.READ,
         error_type=kind,

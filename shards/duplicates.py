@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shards import columns
+from shards import columns, nested, staged
 from shards.errors import CorpusError
 from shards.types import CorpusFile, Duplicates, IdType
 
@@ -106,11 +106,12 @@ def _batches(source: IdSource, failed: list[UnreadableIdsError]) -> Iterator[pa.
     for number, file in enumerate(source.files):
         row = 0
         try:
-            with columns.open_file(file.path) as parquet:
+            with columns.open_file(file.data) as parquet:
                 for batch in parquet.iter_batches(batch_size=_BATCH, columns=[source.id_column]):
                     count = batch.num_rows
+                    ids = nested.column(pa.Table.from_batches([batch]), source.id_column).combine_chunks()
                     values: list[Any] = [
-                        _ids(batch.column(0), source.id_type),
+                        _ids(ids, source.id_type),
                         pa.repeat(pa.scalar(number, pa.int32()), count),
                         pa.array(np.arange(row, row + count)),
                         pa.repeat(pa.scalar(source.planned[number]), count),
@@ -118,16 +119,17 @@ def _batches(source: IdSource, failed: list[UnreadableIdsError]) -> Iterator[pa.
                     yield pa.RecordBatch.from_arrays(values, schema=schema)
                     row += count
         except (pa.ArrowException, OSError, CorpusError) as error:
-            failed.append(UnreadableIdsError(number, columns.reason(file.path, error)))
+            failed.append(UnreadableIdsError(number, columns.reason(file.data, error)))
             raise failed[0] from error
 
 
 def _ids(values: pa.Array[Any], id_type: IdType) -> pa.Array[Any]:
     """Strings as bytes, which compare even where they are no UTF-8; integers beyond int64 as null."""
-    if isinstance(values.type, pa.DictionaryType):
-        values = pc.cast(values, values.type.value_type)
+    values = columns.decoded(values)
     if id_type == "string":
         return pc.cast(values, pa.large_binary())
+    if columns.is_text(values.type):  # of a staged file: an integer's literal text
+        return columns.integers(values)
     if pa.types.is_uint64(values.type):
         fits: Any = pc.less_equal(values, pa.scalar(columns.INT64_MAX, pa.uint64()))
         values = pc.if_else(fits, values, pa.scalar(None, pa.uint64()))
@@ -156,5 +158,5 @@ def _refuse(connection: duckdb.DuckDBPyConnection, source: IdSource) -> None:
 
 def _clash(source: IdSource, doc_id: Any, at: Sequence[dict[str, int]]) -> str:
     shown = doc_id.decode(errors="backslashreplace") if isinstance(doc_id, bytes) else doc_id
-    places = " and ".join(f"{source.files[place['file']].path}:{place['row']}" for place in at)
+    places = " and ".join(staged.place(source.files[place["file"]], place["row"]) for place in at)
     return f"{shown!r} at {places}"

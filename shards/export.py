@@ -11,7 +11,7 @@ from uuid import uuid4
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from shards import columns, files, planfile
+from shards import columns, files, planfile, staged, template
 from shards.errors import CorpusError, OutputError, UsageError
 from shards.fingerprint import fingerprint
 from shards.layout import Layout
@@ -21,7 +21,7 @@ from shards.reader import offsets
 from shards.redrive import select
 from shards.snapshot import open_private
 from shards.status import choose
-from shards.types import CorpusFile, Plan, Shard, ShardKey
+from shards.types import CorpusFile, IdType, Plan, Shard, ShardKey
 
 _BATCH = 1000
 _ABOUT: tuple[tuple[str, pa.DataType], ...] = (
@@ -59,6 +59,14 @@ class _Wanted:
 
     rows: dict[str, dict[int, Letter]] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
+    staged: dict[str, str] = field(default_factory=dict)
+    """What stands in for a file that is not Parquet."""
+    id_column: str
+    id_type: IdType
+
+    def original(self, path: str, table: pa.Table) -> pa.Table:
+        """Rows of a corpus file, as that file has them."""
+        return staged.original(table, self.id_column, self.id_type) if path in self.staged else table
 
 
 def export(
@@ -79,8 +87,9 @@ def export(
         known = {str(row[0]): _corpus_file(*row) for row in connection.execute(_FILES, key).fetchall()}
     assert letters is not None
     chosen = select(letters, where, plan)
-    wanted = _wanted(chosen, layout, plan, paths)
-    readable = _readable(wanted, known, _columns(layout, plan))
+    read = _columns(layout, plan)
+    wanted = _wanted(chosen, layout, plan, paths, id_column=read[0])
+    readable = _readable(wanted, known, read)
     docs = _write(path, readable, wanted, force=force) if readable else 0
     return Exported(letters=len(chosen), docs=docs, left_out=tuple(wanted.left_out))
 
@@ -101,20 +110,25 @@ def _corpus_file(path: str, size: int, mtime_ns: int, print_: str, rows: int) ->
 def _columns(layout: Layout, plan: Plan) -> list[str]:
     base = next(iter(planfile.paths(layout, plan.model_version).values()))
     spec = planfile.decode(base).spec
-    names = (spec["id_column"], spec["text_column"], spec["query_column"])
-    return list(dict.fromkeys(name for name in names if name))
+    text = spec.get("text_template")
+    texts = [spec["text_column"]] if text is None else template.parse(text).columns
+    return list(dict.fromkeys(name for name in (spec["id_column"], *texts, spec["query_column"]) if name))
 
 
-def _wanted(letters: Sequence[Letter], layout: Layout, plan: Plan, paths: Mapping[str, str]) -> _Wanted:
+def _wanted(
+    letters: Sequence[Letter], layout: Layout, plan: Plan, paths: Mapping[str, str], *, id_column: str
+) -> _Wanted:
     later = shards_of(plan, read_orders(layout, plan.model_version))
     shards: dict[ShardKey, Shard] = {shard.key: shard for shard in (*plan.shards, *later)}
-    wanted = _Wanted()
+    wanted = _Wanted(id_column=id_column, id_type=plan.id_type)
     for letter in letters:
         shard = shards[letter["shard_id"], letter["generation"]]
         file = paths.get(shard.shard_id, shard.file)
         if shard.unreadable is not None:
             wanted.left_out.append(f"{file}: {shard.unreadable}")
             continue
+        if shard.staged is not None:
+            wanted.staged[file] = shard.staged
         rows = wanted.rows.setdefault(file, {})
         for row in _rows_of(letter, shard):
             rows.setdefault(row, letter)  # of a document that failed against several queries, the first
@@ -135,8 +149,9 @@ def _readable(
     found: list[tuple[str, pq.ParquetFile]] = []
     for path, rows in wanted.rows.items():
         try:
-            _check_unchanged(path, known.get(path), read)
-            found.append((path, columns.open_file(path)))
+            if path not in wanted.staged:
+                _check_unchanged(path, known.get(path), read)
+            found.append((path, columns.open_file(wanted.staged.get(path, path))))
         except (CorpusError, OSError) as error:
             wanted.left_out.append(f"{len(rows):,} documents of {path}: {columns.reason(path, error)}")
     return found
@@ -151,7 +166,9 @@ def _check_unchanged(path: str, planned: CorpusFile | None, read: Sequence[str])
 
 
 def _write(path: Path, readable: Sequence[tuple[str, pq.ParquetFile]], wanted: _Wanted, *, force: bool) -> int:
-    corpus = _corpus_schema([file.schema_arrow for _, file in readable])
+    corpus = _corpus_schema(
+        [wanted.original(name, file.schema_arrow.empty_table()).schema for name, file in readable]
+    )
     names = [name if name not in corpus.names else f"dead_letter_{name}" for name, _ in _ABOUT]
     schema = pa.schema([*corpus, *(pa.field(name, kind) for name, (_, kind) in zip(names, _ABOUT, strict=True))])
     temp = path.with_name(f".tmp-{uuid4().hex}")
@@ -204,7 +221,7 @@ def _documents(
                     mine = [row for row in range(at, at + batch.num_rows) if row in rows]
                     if mine:
                         table = pa.Table.from_batches([batch]).take([row - at for row in mine])
-                        yield table, [(row, rows[row]) for row in mine]
+                        yield wanted.original(path, table), [(row, rows[row]) for row in mine]
                         left.difference_update(mine)
                     at += batch.num_rows
             except (pa.ArrowException, OSError) as error:

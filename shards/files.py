@@ -87,8 +87,13 @@ def remove_temps(root: Path) -> int:
     return found
 
 
+def temp_name(folder: Path) -> Path:
+    """A name for a file in the making, which `remove_temps` knows."""
+    return folder / f"{_TEMP}{uuid4().hex}"
+
+
 def _write_temp(path: Path, data: bytes) -> Path:
-    temp = path.parent / f"{_TEMP}{uuid4().hex}"
+    temp = temp_name(path.parent)
     fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     try:
         try:

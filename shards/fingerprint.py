@@ -6,7 +6,8 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -47,11 +48,20 @@ def fingerprint(path: str, columns: Sequence[str]) -> CorpusFile:
 
 
 def unreadable(path: str, why: str) -> CorpusFile:
-    """Describe a file that is no Parquet file by all its bytes."""
+    """Describe a file that cannot be read as what it should be by all its bytes."""
+    return replace(_whole(path, b"unreadable"), unreadable=why)
+
+
+def read_as(file: CorpusFile, options: Sequence[str]) -> str:
+    """The fingerprint of a file that is known by all its bytes, with what decides how they are read."""
+    return hashlib.blake2b(json.dumps([file.fingerprint, *options]).encode(), digest_size=16).hexdigest()
+
+
+def _whole(path: str, salt: bytes) -> CorpusFile:
     try:
         with Path(path).open("rb") as source:
             stat = os.fstat(source.fileno())
-            digest = hashlib.blake2b(b"unreadable", digest_size=16)
+            digest = hashlib.blake2b(salt, digest_size=16)
             _update(digest, source, 0, stat.st_size)
     except OSError as error:
         raise CorpusError(f"cannot read {path}: {error.strerror or error}") from error
@@ -61,7 +71,6 @@ def unreadable(path: str, why: str) -> CorpusFile:
         mtime_ns=stat.st_mtime_ns,
         fingerprint=digest.hexdigest(),
         rows=0,
-        unreadable=why,
     )
 
 
@@ -75,11 +84,18 @@ class FingerprintCache:
 
     def get(self, path: str, columns: Sequence[str]) -> CorpusFile:
         """As `fingerprint`, read only if the file is not known. Raises CorpusError."""
+        return self._get(path, list(columns), lambda: fingerprint(path, columns))
+
+    def get_whole(self, path: str) -> CorpusFile:
+        """Describe a file by all its bytes, read only if it is not known. Raises CorpusError."""
+        return self._get(path, "whole", lambda: _whole(path, b""))
+
+    def _get(self, path: str, how: object, compute: Callable[[], CorpusFile]) -> CorpusFile:
         try:
             stat = Path(path).stat()
         except OSError as error:
             raise CorpusError(f"cannot read {path}: {error.strerror}") from error
-        key = json.dumps([path, stat.st_size, stat.st_mtime_ns, list(columns)])
+        key = json.dumps([path, stat.st_size, stat.st_mtime_ns, how])
         with self._lock:
             known = self._known.get(key)
         if known is not None:
@@ -87,12 +103,9 @@ class FingerprintCache:
             return CorpusFile(
                 path=path, size=stat.st_size, mtime_ns=stat.st_mtime_ns, fingerprint=print_, rows=rows
             )
-        found = fingerprint(path, columns)
+        found = compute()
         with self._lock:
-            self._known[json.dumps([path, found.size, found.mtime_ns, list(columns)])] = (
-                found.fingerprint,
-                found.rows,
-            )
+            self._known[json.dumps([path, found.size, found.mtime_ns, how])] = (found.fingerprint, found.rows)
         return found
 
     def save(self) -> None:
@@ -126,7 +139,7 @@ def _chunks(metadata: pq.FileMetaData, columns: Sequence[str]) -> Iterator[tuple
     wanted = [
         index
         for index in range(metadata.num_columns)
-        if metadata.schema.column(index).path.split(".")[0] in columns
+        if any(_within(metadata.schema.column(index).path, name) for name in columns)
     ]
     for group in range(metadata.num_row_groups):
         for index in wanted:
@@ -135,6 +148,11 @@ def _chunks(metadata: pq.FileMetaData, columns: Sequence[str]) -> Iterator[tuple
             if chunk.dictionary_page_offset is not None:
                 start = min(start, chunk.dictionary_page_offset)
             yield start, chunk.total_compressed_size
+
+
+def _within(path: str, column: str) -> bool:
+    """Whether a leaf is the column, or a part of it."""
+    return path == column or path.startswith(f"{column}.")
 
 
 def _update(digest: hashlib.blake2b, source: BinaryIO, start: int, length: int) -> None:

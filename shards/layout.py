@@ -47,6 +47,14 @@ class Layout:
         return self.private / "fingerprints.json"
 
     @property
+    def staged(self) -> Path:
+        """Stand-ins for corpus files that are not Parquet, by their content and what is read of them."""
+        return self.root / "staged"
+
+    def stand_in(self, fingerprint: str) -> str:
+        return str(self.staged / f"{fingerprint}.parquet")
+
+    @property
     def manifest(self) -> Path:
         return self.root / "manifest.duckdb"
 

@@ -13,12 +13,15 @@ from shards import cut, files, parts, planfile
 from shards.errors import OutputError, PlanError, UsageError
 from shards.layout import Layout, check_name
 from shards.planfile import PlanFile
+from shards.staging import Staging
 from shards.types import Binding, CorpusFile, CorpusSpec, Plan, QuerySet
 
 _BRIEF = 40
 _DIGEST = re.compile(r"[0-9a-f]{32,}")
 _ABSENT = {"attention": "auto"}
 """What a component means that is not there, where it is not "none"."""
+_TEXTS = {"query", "text_template"}
+"""Components that may hold any text at all, newlines included."""
 _EPOCH = 0  # a changed corpus will build the next one; until then it is refused
 
 
@@ -51,16 +54,16 @@ class Difference:
         return self._brief(self.old)
 
     def _brief(self, value: str | None) -> str:
-        if value is None or (value in ("", "None") and self.name != "query"):
+        if value is None or (value in ("", "None") and self.name not in _TEXTS):
             return _ABSENT.get(self.name, "none")
-        if self.name != "query" and _DIGEST.fullmatch(value):
+        if self.name not in _TEXTS and _DIGEST.fullmatch(value):
             return f"{value[:12]}…"
         pairs = enumerate(zip(self.old or "", self.new or "", strict=False))
         same = next((at for at, (a, b) in pairs if a != b), min(len(self.old or ""), len(self.new or "")))
         start = same - _BRIEF // 2 if same > _BRIEF else 0  # of long texts, the stretch where they begin to differ
         end = start + _BRIEF
         text = ("…" if start else "") + value[start:end] + ("…" if len(value) > end else "")
-        return json.dumps(text, ensure_ascii=False) if self.name == "query" else text  # to see a blank too much
+        return json.dumps(text, ensure_ascii=False) if self.name in _TEXTS else text  # to see a blank too much
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +83,7 @@ class _Request:
     queries: QuerySet | None
     now: datetime
     settings: Mapping[str, str]
+    staging: Staging
 
 
 def make_plan(
@@ -90,13 +94,17 @@ def make_plan(
     *,
     now: datetime,
     settings: Mapping[str, str],
+    staging: Staging = Staging(),  # noqa: B008 - frozen
 ) -> tuple[Plan, PlanChange]:
-    """Plan the corpus, or check it against the plan that stands. Needs the run lock.
+    """Plan the corpus, or check it against the plan that stands. Needs the run lock. `staging`: who stages files
+    that are not Parquet, and who hears how far it is.
 
     Raises CorpusError for a corpus that cannot be planned, and PlanError where the output's plan
     differs: other columns, queries or ranker, a planned file that changed or vanished.
     """
-    request = _Request(layout=layout, spec=spec, binding=binding, queries=queries, now=now, settings=settings)
+    request = _Request(
+        layout=layout, spec=spec, binding=binding, queries=queries, now=now, settings=settings, staging=staging
+    )
     found = _read(layout, check_name(binding.model_version))
     if not found:
         return _create(request, "created")
@@ -166,7 +174,7 @@ def _read(layout: Layout, model_version: str) -> list[PlanFile]:
 
 
 def _create(request: _Request, kind: Literal["created", "replaced"]) -> tuple[Plan, PlanChange]:
-    found = cut.survey(request.layout, request.spec)
+    found = cut.survey(request.layout, request.spec, request.staging)
     id_type = cut.id_type(found, request.spec)
     _check_id_type(request, id_type)
     made = cut.cut(found, (), request.spec, id_type, request.layout)
@@ -186,7 +194,7 @@ def _replace(request: _Request, standing: Sequence[PlanFile]) -> tuple[Plan, Pla
 
 
 def _resume(request: _Request, standing: list[PlanFile]) -> tuple[Plan, PlanChange]:
-    found = cut.survey(request.layout, request.spec)
+    found = cut.survey(request.layout, request.spec, request.staging)
     planned = [file for plan in standing for file in plan.files]
     here, new, gone = _match(planned, found)
     if gone:

@@ -55,12 +55,15 @@ class PlanFile:
 
 def spec_facts(spec: CorpusSpec) -> dict[str, str]:
     """The parts of a spec that a plan is bound to. The path is not one of them: a corpus may move."""
+    # Absent where it is not set: plans that were made before there were templates stay valid.
+    template = {} if spec.text_template is None else {"text_template": spec.text_template}
     return {
         "id_column": spec.id_column,
-        "text_column": spec.text_column,
+        "text_column": "" if template else spec.text_column,
         "query_column": spec.query_column or "",
         "shard_size": str(spec.shard_size),
         "duplicates": spec.duplicates,
+        **template,
     }
 
 
@@ -118,9 +121,15 @@ def encode(plan: PlanFile) -> bytes:
         "duplicates": plan.duplicates,
         "planned_at": plan.planned_at.isoformat(),
         "settings": dict(plan.settings),
-        "files": [asdict(file) for file in plan.files],
+        "files": [_file_json(file) for file in plan.files],
     }
     return sealed.seal(pa.table(columns, schema=_SCHEMA), value)
+
+
+def _file_json(file: CorpusFile) -> dict[str, Any]:
+    """Of what stands in for a file only that there is something: its name is the fingerprint."""
+    value = {name: item for name, item in asdict(file).items() if name != "staged"}
+    return value if file.staged is None else {**value, "staged": True}
 
 
 def decode(where: Path) -> PlanFile:
@@ -132,11 +141,14 @@ def decode(where: Path) -> PlanFile:
         raise PlanError(f"damaged plan: {error}; restore it from a copy, or start with another output") from error
     if value.get("format") != FORMAT:
         raise PlanError(f"{where}: plan format {value.get('format')!r}, this program reads {FORMAT}")
-    return _from_json(value, sealed.rows(data))
+    return _from_json(value, sealed.rows(data), Layout(where.parents[2]))
 
 
-def _from_json(value: dict[str, Any], table: pa.Table) -> PlanFile:
-    files = tuple(CorpusFile(**item) for item in value["files"])
+def _from_json(value: dict[str, Any], table: pa.Table, layout: Layout) -> PlanFile:
+    files = tuple(
+        CorpusFile(**{**item, "staged": layout.stand_in(item["fingerprint"]) if item.get("staged") else None})
+        for item in value["files"]
+    )
     return PlanFile(
         model_version=value["model_version"],
         epoch=value["epoch"],
@@ -177,6 +189,7 @@ def _shards(files: tuple[CorpusFile, ...], table: pa.Table) -> tuple[Shard, ...]
                 first_row=first_row,
                 excluded=tuple(excluded),
                 unreadable=file.unreadable,
+                staged=file.staged,
             )
         )
     return tuple(shards)

@@ -12,11 +12,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from shards import columns
-from shards.decode import Column, read_ids, read_texts
+from shards import columns, nested, staged, template
+from shards.decode import Column, Decoded, read_ids, read_texts
 from shards.errors import CorpusChanged, CorpusError, ShardUnreadable
 from shards.fingerprint import fingerprint
-from shards.types import CorpusSpec, DocId, Failure, IdType, Shard
+from shards.types import CorpusSpec, DocId, Failure, IdType, Shard, Stage
 
 Offsets = npt.NDArray[np.int64]
 
@@ -72,6 +72,7 @@ class Reader:
         self._spec = spec
         self._id_type = id_type
         self._columns = columns.read_columns(spec)
+        self._template = None if spec.text_template is None else template.parse(spec.text_template)
         self._open: tuple[str, str, int] | None = None
         self._stream: _Stream | None = None
         self._verified: dict[tuple[str, int, int], str] = {}
@@ -108,7 +109,7 @@ class Reader:
     def _failed(self, shard: Shard, error: Exception) -> Any:
         self.close()
         self._check_unchanged(shard)
-        raise ShardUnreadable(f"{_place(shard)}: {columns.reason(shard.file, error)}") from error
+        raise ShardUnreadable(f"{_place(shard)}: {columns.reason(shard.data, error)}") from error
 
     def _take(self, shard: Shard) -> pa.Table:
         wanted = (shard.file, shard.fingerprint, shard.row_group)
@@ -124,19 +125,20 @@ class Reader:
         return table
 
     def _start(self, shard: Shard) -> _Stream:
-        with Path(shard.file).open("rb"):
+        with Path(shard.data).open("rb"):
             pass  # a missing or forbidden file is an OSError with an errno: it may pass
-        file = columns.open_file(shard.file)
+        file = columns.open_file(shard.data)
         if shard.row_group >= file.num_row_groups:
             file.close()
             raise CorpusError("the row group is not there")
         columns.check(shard.file, file.schema_arrow, self._spec)
-        batches = file.iter_batches(
-            batch_size=self._spec.shard_size, row_groups=[shard.row_group], columns=self._columns
-        )
+        names = [*self._columns, *(name for name in staged.ABOUT if shard.staged and name in file.schema.names)]
+        batches = file.iter_batches(batch_size=self._spec.shard_size, row_groups=[shard.row_group], columns=names)
         return _Stream(file=file, batches=batches)
 
     def _check_unchanged(self, shard: Shard) -> None:
+        if shard.staged is not None:
+            return  # its name is its content, it is written once, and its pages carry checksums
         stat = Path(shard.file).stat()
         if (stat.st_size, stat.st_mtime_ns) == (shard.size, shard.mtime_ns):
             return
@@ -155,13 +157,17 @@ class Reader:
             table = table.take(at)
         rows = (at + shard.first_row).tolist()
         spec = self._spec
-        ids = read_ids(_column(table, spec.id_column, shard, rows), self._id_type)
-        texts = read_texts(_column(table, spec.text_column, shard, rows))
+        lines: list[Any] | None = (
+            table.column(staged.LINE).to_pylist() if staged.LINE in table.column_names else None
+        )
+        ids = read_ids(_column(table, spec.id_column, shard, rows, lines), self._id_type)
+        texts = self._texts(table, shard, rows, lines)
         own = None
         if spec.query_column is not None:
-            own = read_texts(_column(table, spec.query_column, shard, rows))
-        # One failure a document; that of the id comes before that of its text.
+            own = read_texts(_column(table, spec.query_column, shard, rows, lines))
+        # One failure a document; that of the record comes before that of the id, and that before its text's.
         bad = (own.bad if own is not None else {}) | texts.bad | ids.bad
+        bad |= _record_errors(table, shard, rows)
         good = [index for index in range(len(rows)) if index not in bad]
         return ShardRows(
             doc_ids=[ids.values[index] for index in good],
@@ -174,9 +180,38 @@ class Reader:
             ],
         )
 
+    def _texts(self, table: pa.Table, shard: Shard, rows: list[int], lines: list[int] | None) -> Decoded[str]:
+        names = columns.text_columns(self._spec)
+        read = {name: read_texts(_column(table, name, shard, rows, lines)) for name in names}
+        if self._template is None:
+            return read[names[0]]
+        # Of several bad columns, the first one says why.
+        bad = {index: failure for name in reversed(names) for index, failure in read[name].bad.items()}
+        return Decoded(values=self._template.fill({name: read[name].values for name in names}), bad=bad)
 
-def _column(table: pa.Table, name: str, shard: Shard, rows: list[int]) -> Column:
-    return Column(name=name, values=table.column(name), file=shard.file, rows=rows)
+
+def _column(table: pa.Table, name: str, shard: Shard, rows: list[int], lines: list[int] | None) -> Column:
+    return Column(name=name, values=nested.column(table, name), file=shard.file, rows=rows, lines=lines)
+
+
+def _record_errors(table: pa.Table, shard: Shard, rows: list[int]) -> dict[int, Failure]:
+    """What was wrong with a staged file's records when they were read, by their place in the table."""
+    if staged.ERROR not in table.column_names or table.column(staged.ERROR).null_count == table.num_rows:
+        return {}
+    about = [table.column(name).to_pylist() for name in (staged.LINE, staged.ERROR_TYPE, staged.ERROR)]
+    found = {}
+    for index, (line, kind, what) in enumerate(zip(*about, strict=True)):
+        if what is not None:
+            message = f"{what} ({shard.file}, line {line})"
+            found[index] = Failure(
+                row=rows[index],
+                doc_id=None,
+                stage=Stage.READ,
+                error_type=kind,
+                message=message,
+                traceback=f"{kind}: {message}\n",
+            )
+    return found
 
 
 def offsets(shard: Shard) -> Offsets:

@@ -10,6 +10,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Literal
 
+from shards.formats import Format
+
 DocId = str | int
 IdType = Literal["string", "int64"]
 Duplicates = Literal["fail", "keep_first", "keep_last"]
@@ -38,6 +40,9 @@ class CorpusSpec:
     shard_size: int = 1000
     duplicates: Duplicates = "fail"
     skip_unreadable: bool = False
+    format: Format = "auto"
+    text_template: str | None = None
+    """Makes the text of several columns; then there is no `text_column`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +64,13 @@ class CorpusFile:
     rows: int
     unreadable: str | None = None
     """Why the file cannot be read, if `skip_unreadable` let it through: one dead shard stands for it."""
+    staged: str | None = None
+    """The Parquet file that stands in for one of another format."""
+
+    @property
+    def data(self) -> str:
+        """The Parquet file with its rows."""
+        return self.staged or self.path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +98,12 @@ class Shard:
     only: tuple[int, ...] | None = None
     only_queries: tuple[tuple[str, ...] | None, ...] = ()
     unreadable: str | None = None
+    staged: str | None = None
+
+    @property
+    def data(self) -> str:
+        """The Parquet file with its rows: `file`, or what stands in for it."""
+        return self.staged or self.file
 
     @property
     def key(self) -> ShardKey:

@@ -19,6 +19,7 @@ from shards.layout import Layout
 from shards.manifest import Manifest
 from shards.orders import read_orders, shards_of
 from shards.plan import PlanChange, make_plan
+from shards.staging import Staging
 from shards.types import (
     Binding,
     CorpusSpec,
@@ -61,6 +62,7 @@ class Output:
     components: Mapping[str, str] = field(default_factory=lambda: {"weights": "w1", "query": "q"})
     model_version: str = "m1"
     now: datetime = NOW
+    staging: Staging = field(default_factory=Staging)
 
     @cached_property
     def layout(self) -> Layout:
@@ -71,7 +73,15 @@ class Output:
         return Binding(model_version=self.model_version, components=self.components)
 
     def make_plan(self) -> tuple[Plan, PlanChange]:
-        return make_plan(self.layout, self.spec, self.binding, self.queries, now=self.now, settings={})
+        return make_plan(
+            self.layout,
+            self.spec,
+            self.binding,
+            self.queries,
+            now=self.now,
+            settings={},
+            staging=self.staging,
+        )
 
     @property
     def plan(self) -> Plan:
