@@ -2,56 +2,37 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+
 from jobs.config import Config
 from jobs.retry import RetryPolicy
 from jobs.retry import table as retry_table
 from ranker.types import RankerSpec
 from shards.types import CorpusSpec
 
+T = TypeVar("T", CorpusSpec, RankerSpec, RetryPolicy)
+
 
 def corpus(config: Config) -> CorpusSpec:
-    corpus = config.corpus
-    return CorpusSpec(
-        path=corpus.path,
-        id_column=corpus.id_column,
-        text_column=corpus.text_column,
-        query_column=corpus.query_column,
-        shard_size=corpus.shard_size,
-        duplicates=corpus.duplicates,
-        skip_unreadable=corpus.skip_unreadable,
-        format=corpus.format,
-        text_template=corpus.text_template,
-    )
+    return _spec(CorpusSpec, config.corpus)
 
 
 def ranker(config: Config) -> RankerSpec:
     """The ranker as it is written: a Hub id and `auto` are still to be resolved."""
     wanted = config.ranker
-    return RankerSpec(
-        kind=wanted.kind,
-        checkpoint=wanted.checkpoint or "",
-        revision=wanted.revision,
-        class_path=wanted.class_ or "",
-        options=wanted.options,
-        max_length=wanted.max_length,
-        dtype=wanted.dtype,
-        attention=wanted.attention,
-        batch_tokens=wanted.batch_tokens,
-        truncation=wanted.truncation,
-        score_label=wanted.score_label,
-        trust_remote_code=wanted.trust_remote_code,
-        max_document_bytes=wanted.max_document_bytes,
-    )
+    return _spec(RankerSpec, wanted, checkpoint=wanted.checkpoint or "", class_path=wanted.class_ or "")
 
 
 def policy(config: Config) -> RetryPolicy:
     retry = config.retry
-    return RetryPolicy(
-        max_attempts=retry.max_attempts,
-        lease_s=retry.lease_s,
-        backoff_s=retry.backoff_s,
-        backoff_max_s=retry.backoff_max_s,
-        breaker_after=retry.breaker_after,
-        max_dead_fraction=retry.max_dead_fraction,
-        verdicts=retry_table(retry.transient, retry.permanent),
-    )
+    return _spec(RetryPolicy, retry, verdicts=retry_table(retry.transient, retry.permanent))
+
+
+def _spec(kind: type[T], section: BaseModel, **others: Any) -> T:
+    """A spec that takes from a section what both have under the same name, so that no new key is left behind."""
+    known = type(section).model_fields
+    same = {field.name: getattr(section, field.name) for field in fields(kind) if field.name in known}
+    return kind(**{**same, **others})

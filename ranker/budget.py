@@ -32,9 +32,10 @@ def largest_worthwhile(seconds: Callable[[int], float | None]) -> Cut:
         The budget, half of FIRST if not even that fits (a run halves it further); and the overhead of a pass, from
         the line through the first two: seconds = overhead + tokens × slope.
     """
-    first, second = seconds(FIRST), seconds(2 * FIRST)
+    first = seconds(FIRST)
     if first is None:
         return Cut(budget=FIRST // 2, overhead=OVERHEAD)
+    second = seconds(2 * FIRST)
     if second is None:
         return Cut(budget=FIRST, overhead=OVERHEAD)
     slope = max(second - first, 1e-9) / FIRST

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -130,18 +130,25 @@ def read_part(path: Path) -> tuple[Footer, pa.Table]:
 
 def scan(layout: Layout, model_version: str, epoch: int) -> dict[ShardKey, Path]:
     """The parts that are there, by name only. Temp files and the seed are no parts."""
-    found: dict[ShardKey, Path] = {}
+    return dict(_entries(layout, model_version, epoch))
+
+
+def any_there(layout: Layout, model_version: str, epoch: int) -> bool:
+    """Whether there is a part: the first that is found says so."""
+    return next(_entries(layout, model_version, epoch), None) is not None
+
+
+def _entries(layout: Layout, model_version: str, epoch: int) -> Iterator[tuple[ShardKey, Path]]:
     root = layout.epoch_dir(model_version, epoch)
     if not root.is_dir():
-        return found
+        return
     for folder in root.iterdir():
         if len(folder.name) != 2 or not folder.is_dir():
             continue
         for entry in os.scandir(folder):
             match = _NAME.fullmatch(entry.name)
             if match:
-                found[match[1], int(match[2])] = Path(entry.path)
-    return found
+                yield (match[1], int(match[2])), Path(entry.path)
 
 
 def write_seed(layout: Layout, model_version: str, epoch: int, schema: pa.Schema) -> None:

@@ -110,7 +110,7 @@ def make_plan(
         return _create(request, "created")
     differences = _differences(found[0], spec, binding, queries)
     if differences:
-        if parts.scan(layout, binding.model_version, found[0].epoch):
+        if parts.any_there(layout, binding.model_version, found[0].epoch):
             raise PlanError(_refusal(layout, binding.model_version, differences))
         return _replace(request, found)
     return _resume(request, found)
@@ -136,7 +136,7 @@ def compare(layout: Layout, spec: CorpusSpec, binding: Binding, queries: QuerySe
 
 
 def _standing(layout: Layout, base: PlanFile, differences: Sequence[Difference]) -> Standing:
-    scored = bool(parts.scan(layout, base.model_version, base.epoch))
+    scored = parts.any_there(layout, base.model_version, base.epoch)
     return Standing(binding=base.binding, scored=scored, differences=tuple(differences))
 
 
@@ -198,7 +198,7 @@ def _resume(request: _Request, standing: list[PlanFile]) -> tuple[Plan, PlanChan
     planned = [file for plan in standing for file in plan.files]
     here, new, gone = _match(planned, found)
     if gone:
-        if not parts.scan(request.layout, request.binding.model_version, standing[0].epoch):
+        if not parts.any_there(request.layout, request.binding.model_version, standing[0].epoch):
             return _replace(request, standing)
         raise PlanError(f"{gone}; restore it, or score the changed corpus into another output")
     moved = [_moved(plan, here) for plan in standing]

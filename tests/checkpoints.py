@@ -157,11 +157,8 @@ def tiny_roberta(path: Path | str, *, seed: int = 0, positions: int = 130) -> st
     config = RobertaConfig(
         vocab_size=len(tokenizer),
         **_SMALL,
+        **_ROBERTA,
         max_position_embeddings=positions,
-        num_labels=1,
-        pad_token_id=1,
-        bos_token_id=0,
-        eos_token_id=2,
         type_vocab_size=1,
     )
     return _save(path, _spread(RobertaForSequenceClassification(config)), tokenizer)
@@ -174,11 +171,8 @@ def tiny_xlm_roberta(path: Path | str, *, seed: int = 0) -> str:
     config = XLMRobertaConfig(
         vocab_size=len(tokenizer),
         **_SMALL,
+        **_ROBERTA,
         max_position_embeddings=130,
-        num_labels=1,
-        pad_token_id=1,
-        bos_token_id=0,
-        eos_token_id=2,
         type_vocab_size=1,
     )
     return _save(path, _spread(XLMRobertaForSequenceClassification(config)), tokenizer)
@@ -191,11 +185,8 @@ def tiny_modernbert(path: Path | str, *, seed: int = 0) -> str:
     config = ModernBertConfig(
         vocab_size=len(tokenizer),
         **_SMALL,
+        **_ROBERTA,
         max_position_embeddings=128,
-        num_labels=1,
-        pad_token_id=1,
-        bos_token_id=0,
-        eos_token_id=2,
         cls_token_id=0,
         sep_token_id=2,
         global_attn_every_n_layers=2,
@@ -274,6 +265,10 @@ _SMALL: dict[str, Any] = {
     "num_attention_heads": 2,
     "intermediate_size": 64,
 }
+
+
+_ROBERTA: dict[str, Any] = {"num_labels": 1, "bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
+"""As ROBERTA_SPECIALS are numbered."""
 
 
 def _byte_bpe(specials: list[str]) -> Tokenizer:
