@@ -11,11 +11,9 @@ import pyarrow as pa
 from shards import columns, nested
 from shards.errors import CorpusError
 from shards.lines import Tell
-from shards.record import Wanted
+from shards.record import BATCH_BYTES, BATCH_ROWS, Wanted
 
 _MAGIC = b"ARROW1"
-_ROWS = 10_000
-_BYTES = 32 << 20
 
 
 def tables(path: str, wanted: Wanted, tell: Tell) -> Iterator[pa.Table]:
@@ -32,7 +30,7 @@ def tables(path: str, wanted: Wanted, tell: Tell) -> Iterator[pa.Table]:
             yield kept.empty_table()
             for batch in batches:
                 tell(at())
-                step = max(1, min(_ROWS, _BYTES * batch.num_rows // max(1, batch.nbytes)))
+                step = max(1, min(BATCH_ROWS, BATCH_BYTES * batch.num_rows // max(1, batch.nbytes)))
                 for start in range(0, batch.num_rows, step):
                     table = pa.Table.from_batches([batch.slice(start, step)])
                     values = [columns.decoded(nested.column(table, name)) for name in names]

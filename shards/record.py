@@ -11,6 +11,8 @@ MALFORMED = "MalformedRecord"
 TRUNCATED = "TruncatedFile"
 TOO_LARGE = "RecordTooLarge"
 NULL = "NullValue"
+BATCH_ROWS, BATCH_BYTES = 10_000, 32 << 20
+"""What is held in memory at a time while a file is staged."""
 _WHAT = 1000  # characters: the keys of an object, say, are as many as somebody likes
 
 

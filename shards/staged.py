@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from shards import columns
 from shards.errors import CorpusError
-from shards.record import Record, Wanted
+from shards.record import BATCH_BYTES, BATCH_ROWS, Record, Wanted
 from shards.types import CorpusFile, CorpusSpec, IdType
 
 FORMAT = 1
@@ -27,8 +27,6 @@ ERROR_TYPE = "rescore.error_type"
 ERROR = "rescore.error"
 ABOUT = (LINE, ERROR_TYPE, ERROR)
 _KEY = "rescore"
-_ROWS = 10_000
-_BYTES = 32 << 20
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,7 +66,7 @@ def tables(records: Iterator[Record], wanted: Wanted, facts: Facts) -> Iterator[
         facts.count(record)
         batch.append(record)
         size += sum(len(text) for text in (record.id, *record.texts) if text is not None)
-        if len(batch) == _ROWS or size > _BYTES:
+        if len(batch) == BATCH_ROWS or size > BATCH_BYTES:
             yield _table(batch, wanted)
             batch, size = [], 0
     if batch:
