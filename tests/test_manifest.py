@@ -197,6 +197,17 @@ def test_register_replaced_plan_forgets_the_old_one(output: Output) -> None:
         assert manifest.counts("m1").shards == {"pending": 3, "leased": 0, "done": 0, "dead": 0}
 
 
+def test_register_replaced_plan_with_a_query_set_weighs_its_letters_anew(output: Output) -> None:
+    with output.open() as manifest:
+        run, _, shards = output.start(manifest)
+        manifest.commit(run, [event(EventKind.LEASED, shards[0])])
+        output.queries = QuerySet(ids=("a", "b", "c"), texts=("x", "y", "z"))
+        run, plan, shards = output.start(manifest)
+        output.score(manifest, run, plan, shards[0], dead=[1])
+        manifest.publish()
+    assert rows(output.layout.manifest, "SELECT docs FROM dead_letters") == [(3,)]
+
+
 def test_two_model_versions_share_one_output(output: Output) -> None:
     output.score_all(dead=[3])
     output.model_version = "m2"

@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from jobs.protocol import Done, ErrorReport, Lease, Loss, Probed, Refused
+from jobs.protocol import Died, Done, ErrorReport, Lease, Loss, Probed, Refused
 from jobs.retry import RetryPolicy, table
 from jobs.scheduler import Scheduler
 from jobs.state import StopKind
@@ -361,6 +361,17 @@ def test_scheduler_workers_that_never_start_open_the_breaker() -> None:
         bench.tick()
     assert bench.scheduler.stop is not None
     assert bench.scheduler.stop.kind is StopKind.BREAKER
+
+
+@pytest.mark.parametrize(("loss", "stops"), [(Loss.PROCESS, True), (Loss.MEMORY, True), (Loss.NODE, False)])
+def test_scheduler_workers_that_die_while_they_load_open_the_breaker_unless_their_nodes_went(
+    loss: Loss, stops: bool
+) -> None:
+    bench = Bench([a_shard(0)], workers=0, policy=RetryPolicy(max_starts=3))
+    for n in range(3):
+        bench.pool.say(Died(worker=f"w{n + 9}", loss=loss, message="killed"))
+        bench.tick()
+    assert (bench.scheduler.stop is not None) == stops
 
 
 def test_scheduler_second_answer_to_the_last_question_is_refused() -> None:
